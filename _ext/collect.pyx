@@ -23,7 +23,7 @@ from mindtorch._ext.context cimport (
 from mindtorch._ext.growing cimport number_at
 from mindtorch._ext.labels cimport Labels
 from mindtorch._ext.lazy cimport get_tape, handle_of
-from mindtorch._ext.location cimport current_location
+from mindtorch._ext.location cimport current_location, own_location
 from mindtorch._ext.opinfo cimport Op, Runs
 from mindtorch._ext.rowtable cimport Row, RowTable
 from mindtorch._ext.sampler cimport BUSY, Sampler, mt_beat
@@ -277,7 +277,8 @@ cdef class Collector:
                   uint32_t place) noexcept:
         """The time since the last interval was the program's own; up to `cost` ns of it were ours.
 
-        It is that of the lines where the thread was seen meanwhile, else of `place`, which it came to.
+        It is that of the lines where the thread was seen meanwhile, else of `place`, which it came to; of the line that
+        waits for a DataLoader.
         """
         cdef uint64_t ns = at - here.last if at > here.last else 0
         cdef uint64_t elsewhere = self.accounted - here.seen    # by other threads meanwhile
@@ -298,7 +299,7 @@ cdef class Collector:
             self.looked(here, at - here.last, ns - ours, module,
                         PHASE_OTHER if phase == PHASE_FORWARD and module == 0 else phase)
         else:
-            r = self.table.row(0, module, place, phase)
+            r = self.table.row(0, module, here.loading if phase == PHASE_DATA else place, phase)
             r.ns += ns - ours
             r.calls += 1
         self.overhead += ours
@@ -739,6 +740,8 @@ cdef class Collector:
         # A module that is left was at its last line; its caller's frame is the current one.
         self.gap(here, now, self.cost_module, current_module(), current_phase(),
                  here.place if kind == MODULE_EXIT and here.place else current_location())
+        if kind == PHASE_CHANGE and phase == PHASE_DATA:
+            here.loading = own_location()
         if phase == PHASE_BACKWARD and kind != PHASE_CHANGE and not self.labels.recompute(
                 here, kind == MODULE_ENTER, now, self.elsewhere()):
             self.failed += 1

@@ -5,3 +5,5 @@ from libc.stdint cimport uint32_t
 # 0 = none. Needs the GIL, never raises, runs no user code. Where a table of lines is wanted, with the lines of the
 # program's own files that led there: see "chains" in location.pyx.
 cdef uint32_t current_location() noexcept
+# The same of the innermost frame of the program's own files, if there is one: see `is_own`.
+cdef uint32_t own_location() noexcept

@@ -174,6 +174,22 @@ cdef uint32_t current_location() noexcept:
     return 0
 
 
+cdef uint32_t own_location() noexcept:
+    cdef mt_frame *frame
+    cdef uint32_t index, found
+    if chained:
+        return current_chain(True) or current_chain()
+    frame = mt_frame_now()
+    while frame != NULL:
+        index = code_index(mt_frame_code(frame))
+        if index != SKIPPED and not foreign[index]:
+            found = intern_place(index, mt_frame_lasti(frame))
+            mt_frame_free(frame)
+            return found
+        frame = mt_frame_back(frame)
+    return current_location()
+
+
 # ---------------------------------------------------------------- chains: the line before, and a place called from it
 #
 # The lines of the program's own files that are being run, from the outermost to the innermost, and the place at which
@@ -250,13 +266,13 @@ cdef uint32_t joined(const uint32_t *lines, uint32_t n) noexcept:
     return CHAIN | id if id else 0
 
 
-cdef uint32_t current_chain() noexcept:
+cdef uint32_t current_chain(bint own=False) noexcept:
     cdef mt_frame *frame = mt_frame_now()
     cdef uint32_t lines[DEEPEST]
     cdef uint32_t n = 0, index
     while frame != NULL:
         index = code_index(mt_frame_code(frame))
-        if index != SKIPPED and (n == 0 or not foreign[index]) and n < DEEPEST:
+        if index != SKIPPED and (n == 0 and not own or not foreign[index]) and n < DEEPEST:
             lines[n] = intern_place(index, mt_frame_lasti(frame))
             n += 1
         frame = mt_frame_back(frame)

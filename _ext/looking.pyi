@@ -9,7 +9,7 @@ class _Looking:
 @final
 class Look(_Looking):
     collector: Collector | None
-    def __init__(self, skipped: tuple[str, ...], waits: dict[tuple[str, str], int]) -> None: ...
+    def __init__(self, skipped: tuple[str, ...], waits: dict[tuple[str, str], int], loads: tuple[str, str]) -> None: ...
 
 @final
 class HostLook(_Looking):

@@ -45,16 +45,19 @@ cdef class Look(_Looking):
     """`look` notes where each thread of a profile is; the sampler calls it, which holds Python's lock.
 
     `skipped`: beginnings of the names of files that are never the program's own. `waits`: {(file, name) of a function
-    that waits: a number for what it waits for}; of several that call each other the greatest counts.
+    that waits: a number for what it waits for}; of several that call each other the greatest counts. `loads`: (file,
+    name) of the function that gives the next batch: what called it is told by the program's own line, not by that of a
+    progress bar around the loader.
     """
     cdef public object collector               # a Collector, or None: nothing is noted
     cdef dict waits
-    cdef tuple skipped, installed
+    cdef tuple skipped, installed, loads
     cdef str library
     cdef dict own                              # file -> is it the program's?
 
-    def __init__(self, skipped, waits):
+    def __init__(self, skipped, waits, loads):
         self.waits = waits
+        self.loads = loads
         self.skipped = (*skipped, os.path.dirname(np.__file__) + os.sep)
         self.library = sysconfig.get_path("stdlib") + os.sep
         self.installed = (sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep)
@@ -67,10 +70,16 @@ cdef class Look(_Looking):
         frames = current_frames() if threads else {}
         for ident, timeline in threads:
             frame = frames.get(ident)
-            waits = 0
+            waits, loads = 0, False
             while frame is not None and not self.is_own(frame.f_code.co_filename):
-                waits = max(waits, self.waits.get((frame.f_code.co_filename, frame.f_code.co_name), 0))
+                called = frame.f_code.co_filename, frame.f_code.co_name
+                waits = max(waits, self.waits.get(called, 0))
+                loads = loads or called == self.loads
                 frame = frame.f_back
+            outer = frame
+            while loads and outer is not None and not location.is_own(location.place(outer.f_code, outer.f_lasti)):
+                outer = outer.f_back
+            frame = frame if outer is None else outer
             if frame is not None:
                 self.collector.seen_at(timeline, location.location_at(frame), waits)
             elif waits:                        # none of the program's own is left: it ends, and waits for its threads

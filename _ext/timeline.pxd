@@ -37,6 +37,7 @@ cdef class Timeline:                           # of one thread
     cdef uint32_t recompute_labels             # how many labels were open then
     cdef uint64_t ended[STRETCHES]             # storages made until each of them ended last
     cdef uint32_t place                        # where it was at the last hook
+    cdef uint32_t loading                      # the program's line that waits for a DataLoader, or did so last
     cdef uint64_t looked                       # when it was looked at last
     cdef uint32_t look_last                    # which of them was the last
     cdef uint32_t n_looks                      # since `last`

@@ -75,11 +75,14 @@ def left_alone(report: Mapping[str, Any]) -> list[str]:
     from .render import clean  # the help needs no rich
 
     words = []
-    if files := report.get("not_written") or []:
+    for key, what in (("not_written", "written"), ("not_removed", "removed")):
+        files = report.get(key) or []
+        if not files:
+            continue
         names = sorted((clean(near(file)) for file in files), key=lambda name: (os.path.isabs(name), name))
         more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
         was = "was" if len(names) == 1 else "were"
-        words.append(f"{counted(len(names), 'file')} {was} not written: {', '.join(names[:_MOST])}{more}")
+        words.append(f"{counted(len(names), 'file')} {was} not {what}: {', '.join(names[:_MOST])}{more}")
     if rest := report.get("not_held_back") or []:
         words.append(f"could not be held back: {'; '.join(map(clean, rest))}")
     return words

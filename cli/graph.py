@@ -338,7 +338,11 @@ def _record(program: Program, steps: int | None, device: str | None) -> tuple[Ou
                 click.echo(f"genie: the graph leaves out what {unseen} ran: {', '.join(children)}", err=True)
             assumed = known.assumed() if device is not None else []
             apart = left_alone(
-                {"not_written": private_files.not_written(), "not_held_back": private_files.not_held_back()}
+                {
+                    "not_written": private_files.not_written(),
+                    "not_removed": private_files.not_removed(),
+                    "not_held_back": private_files.not_held_back(),
+                }
             )
     for words in apart:
         click.echo(f"genie: {words}", err=True)

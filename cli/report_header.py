@@ -52,6 +52,10 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     here = (report.get("host") or {}).get("here_s") or 0.0
     if sized and time_s and here > _SHOWN * time_s:
         facts.append(("host, here", _host(report["host"])))
+    loading = (report.get("host") or {}).get("workers_s") or 0.0
+    if sized and time_s and loading > _SHOWN * time_s:
+        text = f"{seconds(loading)} of what a DataLoader's workers would do, measured here and in no other figure"
+        facts.append(("data, here", text))
     waits, said = report.get("waits") or {}, {row["id"] for row in report.get("findings") or []}
     told = {"data_s"} if "data-wait" in said else set()
     waited = {what: waits.get(key) or 0.0 for key, what in _WAITS.items() if key not in told}
@@ -108,7 +112,8 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         facts.append(("predicted", text))
         facts += _grounds(roofline)
     if totals.get("peak_bytes"):
-        facts.append(("memory", report_memory.fit(report.get("memory") or {"peak_bytes": totals["peak_bytes"]})))
+        held = report.get("memory") or {"peak_bytes": totals["peak_bytes"]}
+        facts.append(("memory", report_memory.fit(held, sized and report.get("roofline") is not None)))
     overhead = totals.get("overhead_s")
     if overhead is not None and not sized:
         # Of what was measured: a run that is mostly imports would make any overhead look like none.

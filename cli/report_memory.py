@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
+
+from mindtorch.base.file_names import short_names
 
 from .render import Canvas, Column, Text, clean, grade
 from .units import bytes_text, count, counted, percent
@@ -13,11 +14,11 @@ __all__ = ["assumed", "fit", "memory"]
 _LEVELS, _PLAIN_LEVELS = "▁▂▃▄▅▆▇█", "._-=+*%#"
 
 
-def fit(facts: dict[str, Any]) -> str:
-    """One line: the peak, and whether the target holds it."""
+def fit(facts: dict[str, Any], sized: bool) -> str:
+    """One line: the peak, and whether the target holds it; sized: there is one."""
     peak, capacity = facts.get("peak_device_bytes") or facts.get("peak_bytes") or 0, facts.get("capacity_bytes")
     if capacity is None:
-        return f"peak {bytes_text(peak)}"
+        return f"peak {bytes_text(peak)}{' of the host' if sized and facts.get('device') == 'cpu' else ''}"
     if facts.get("fits"):
         return f"peak {bytes_text(peak)} of {bytes_text(capacity)}: fits, {bytes_text(capacity - peak)} to spare"
     over = f"{bytes_text(peak - capacity)} too much" if peak > capacity else "too scattered"
@@ -40,14 +41,16 @@ def memory(report: dict[str, Any], canvas: Canvas) -> None:
     for name, nbytes in sorted(facts.get("categories", {}).items(), key=lambda item: -item[1]):
         cells = [bytes_text(nbytes), percent(nbytes, peak), canvas.bar(nbytes / peak, 16)]
         canvas.sheet_row(Text(clean(name)), cells, columns, grade(nbytes / peak))
-    at = facts.get("at") or {}
-    place = ", ".join(part for part in (at.get("op", "").removeprefix("aten::"), at.get("module"), _line(at)) if part)
+    at, names = facts.get("at") or {}, _names(report)
+    place = ", ".join(
+        part for part in (at.get("op", "").removeprefix("aten::"), at.get("module"), _line(at, names)) if part
+    )
     if place:
         canvas.paragraph(f"highest in {clean(place)}", "dim")
     for row in (facts.get("largest") or [])[:5]:
         made = " ".join(part for part in (row.get("op", "").removeprefix("aten::"), row.get("module")) if part)
         many = f" in {row['count']}" if row.get("count", 1) > 1 else ""
-        where = _line(row)
+        where = _line(row, names)
         text = f"{bytes_text(row['bytes'])}{many}, {row['category']}: {made or 'moved or loaded'}"
         canvas.paragraph(clean(text + (f" ({where})" if where else "")), "dim", "  · ")
     heights = (facts.get("timeline") or {}).get("bytes") or []
@@ -100,13 +103,22 @@ def assumed(report: dict[str, Any], canvas: Canvas) -> None:
         "yellow",
         "  · ",
     )
+    names = _names(report)
     for row in rows[:20]:
         times = f" ×{row['calls']}" if row.get("calls", 1) > 1 else ""
-        text = f"{row.get('op')} = {row.get('value')}{times}  {_line(row)}  {row.get('source') or ''}"
+        text = f"{row.get('op')} = {row.get('value')}{times}  {_line(row, names)}  {row.get('source') or ''}"
         canvas.paragraph(clean(text), "dim", "      ")
     if len(rows) > 20:
         canvas.paragraph(f"and {counted(len(rows) - 20, 'more line')}: --json has them all", "dim", "      ")
 
 
-def _line(row: dict[str, Any]) -> str:
-    return f"{os.path.basename(row.get('file') or '')}:{row.get('line')}" if row.get("file") else ""
+def _line(row: dict[str, Any], names: dict[str, str]) -> str:
+    return f"{names[row['file']]}:{row.get('line')}" if row.get("file") else ""
+
+
+def _names(report: dict[str, Any]) -> dict[str, str]:
+    """What files are called, by path: of lines, of what the peak is made of, of what was assumed."""
+    facts = report.get("memory") or {}
+    rows = [*(report.get("lines") or []), facts.get("at") or {}, *(facts.get("largest") or [])]
+    rows += report.get("assumed") or []
+    return short_names(row["file"] for row in rows if row.get("file"))

@@ -309,15 +309,33 @@ class Overlays:
             disks.add(os.stat(f"/proc/self/fd/{max(under)[1]}").st_dev if under else path)
         return len(disks) == 1
 
-    def changed(self) -> Iterator[str]:
-        """What was written, made or removed: absolute paths."""
+    def changed(self) -> Iterator[tuple[str, bool]]:
+        """What was written or made, and what was there and is removed: absolute paths, and whether it is removed."""
         for path, below, above in self._covered:
             for folder, folders, files in os.walk(above):
                 inner = os.path.relpath(folder, above)
-                place = os.path.normpath(os.path.join(path, inner))
-                yield from (os.path.join(place, name) for name in files)
-                if inner != "." and not folders and not files and not os.path.lexists(f"/proc/self/fd/{below}/{inner}"):
-                    yield place
+                place, under = os.path.normpath(os.path.join(path, inner)), f"/proc/self/fd/{below}/{inner}"
+                gone = [name for name in files if _is_whiteout(os.lstat(os.path.join(folder, name)))]
+                yield from ((os.path.join(place, name), name in gone) for name in files)
+                if inner == ".":
+                    continue
+                there = os.path.lexists(under)
+                if not folders and not files and not there:
+                    yield place, False
+                if there and self._is_new(folder):
+                    hidden = sorted({*os.listdir(under)}.difference(folders, files)) if os.path.isdir(under) else ()
+                    yield from ((os.path.join(place, name), True) for name in hidden)
+
+    @staticmethod
+    def _is_new(folder: str) -> bool:
+        """Was it removed and made again? What the disk has there is not looked at then."""
+        with contextlib.suppress(OSError), _rights():
+            return os.getxattr(folder, f"{'user' if _as_user else 'trusted'}.overlay.opaque") == b"y"
+        return False
+
+
+def _is_whiteout(found: os.stat_result) -> bool:
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
 
 
 def _somebody_elses(entry: os.DirEntry[str]) -> bool:

@@ -167,7 +167,10 @@ def test_C4_an_npu_pads_each_request_and_has_no_cublas() -> None:
 def test_C4_a_program_that_stays_on_the_host_has_no_card() -> None:
     with Estimator(target=H100) as estimator:
         torch.zeros(1000)
-    assert "peak_device_bytes" not in estimator.report()["totals"] and estimator.memory_snapshot() is None
+    report = estimator.report()
+    assert "peak_device_bytes" not in report["totals"] and estimator.memory_snapshot() is None
+    assert not {"capacity_bytes", "fits", "spare_bytes"} & report["memory"].keys()
+    assert report["memory"]["peak_bytes"] == 4000
 
 
 def test_C4_the_books_are_the_same_however_often_they_are_asked_for() -> None:

@@ -108,6 +108,30 @@ NAMED = {
 }  # fmt: skip
 
 
+REMOVING = """
+import os, shutil
+import torch
+
+def write(path):
+    with open(path, "w") as file:
+        file.write("x")
+
+write("made.txt"), os.remove("made.txt")
+write("made.tmp"), os.replace("made.tmp", "new.txt")
+write("one"), os.rename("one", "two"), os.remove("two")
+os.mkdir("once"), os.rmdir("once")
+os.makedirs("more/inner"), write("more/inner/x"), shutil.rmtree("more")
+os.makedirs("kept/inner"), write("kept/inner/x"), os.remove("kept/inner/x")
+torch.save({"w": torch.ones(2)}, "new.pt"), os.remove("new.pt")
+write("a.txt")
+os.remove("b.txt"), write("b.txt")
+write("keep.txt"), os.remove("keep.txt")
+os.remove("log.txt")
+shutil.rmtree("folder"), os.mkdir("folder"), write("folder/three.txt"), os.remove("folder/three.txt")
+torch.nn.Linear(2, 2, device="cuda")(torch.ones(1, 2, device="cuda"))
+"""
+
+
 @pytest.mark.parametrize("mounts", [True, False], ids=["overlays", "functions"])
 def test_C4_an_estimate_writes_nothing(at: Path, mounts: bool) -> None:
     """25 kinds of writers; the program reads what it wrote, and the report names it. The report itself is written."""
@@ -120,7 +144,7 @@ def test_C4_an_estimate_writes_nothing(at: Path, mounts: bool) -> None:
     assert f"done: {25 if covered else 23}\n" in ran.stdout and ran.stderr.endswith("at exit: done\n")
     assert but_for_scratch(snapshot(at)) == but_for_scratch(before)
     found = json.loads(report.read_text())
-    named = {os.path.relpath(path, at) for path in found["not_written"]}
+    named = {os.path.relpath(path, at) for path in (*found["not_written"], *found["not_removed"])}
     assert named >= NAMED
     assert not any("__pycache__" in path or "genie" in path for path in named)
     assert f"{len(found['not_written'])} files were not written: " in " ".join(ran.stdout.split())
@@ -133,7 +157,8 @@ def test_C8_check_and_graph_write_nothing(at: Path) -> None:
     before = snapshot(at)
     ran = genie(at, "check", "--target", "h100", "--json", str(WRITERS), str(at))
     assert ran.returncode == 0 and "done: 23\n" in ran.stderr, ran.stderr  # standard output is the JSON
-    assert {os.path.relpath(path, at) for path in json.loads(ran.stdout)["not_written"]} >= NAMED
+    found = json.loads(ran.stdout)
+    assert {os.path.relpath(path, at) for path in (*found["not_written"], *found["not_removed"])} >= NAMED
     assert but_for_scratch(snapshot(at)) == but_for_scratch(before)
     (at / "writes.py").write_text("import torch\ntorch.ones(2) + 1\nopen('keep.txt', 'w').close()\n")
     words = "1 file was not written: keep.txt\n"
@@ -151,11 +176,28 @@ def test_C4_an_estimate_within_a_program_writes_nothing(at: Path) -> None:
         for writer in module["PYTHONS"]:
             if writer.__name__ != "in_a_fork":  # torch's threads are running
                 writer(at)
-        named = {os.path.relpath(path, at) for path in private_files.not_written()}
+        changed = (*private_files.not_written(), *private_files.not_removed())
+        named = {os.path.relpath(path, at) for path in changed}
     assert snapshot(at) == before
     assert named >= NAMED - {"by_fork.txt", "fork.txt"}
     assert functions == (open, os.open, os.rename, os.stat, os.listdir, sqlite3.connect)
     assert os.getcwd() == str(at)
+
+
+@pytest.mark.parametrize("mounts", [True, False], ids=["overlays", "functions"])
+def test_C4_what_is_named_is_what_would_be_there_or_there_no_more(at: Path, mounts: bool) -> None:
+    """pyGAT's "2 files were not written: 0.pkl, 3.pkl" named one that it removes."""
+    (at / "program.py").write_text(REMOVING)
+    before = snapshot(at)
+    ran = genie(at, "check", "--target", "h100", "--json", "program.py", mounts=mounts)
+    found = json.loads(ran.stdout)
+    written, removed = ([os.path.relpath(path, at) for path in found[key]] for key in ("not_written", "not_removed"))
+    assert written == ["a.txt", "b.txt", "kept/inner", "new.txt"]
+    assert removed == ["folder/inner", "folder/one.txt", "keep.txt", "log.txt"]
+    assert but_for_scratch(snapshot(at)) == but_for_scratch(before)
+    ran = genie(at, "check", "--target", "h100", "program.py", mounts=mounts)
+    said = " ".join(ran.stdout.split())
+    assert "4 files were not written: a.txt, b.txt" in said and "4 files were not removed: folder/inner" in said
 
 
 def test_C4_what_leads_past_the_functions_is_refused(at: Path) -> None:
@@ -266,7 +308,10 @@ with private_files.private():
     else:
         sys.exit("it had rights that it should not have")
     names = {{os.path.relpath(path) for path in private_files.not_written()}}
-    assert names >= {{"folder2/one.txt", "home/tree/leaf.txt", "tree", "keep.txt", "by_child.txt"}}, names
+    assert names >= {{"folder2/one.txt", "home/tree/leaf.txt", "by_child.txt"}}, names
+    os.mkdir("folder")
+    gone = {{os.path.relpath(path) for path in private_files.not_removed()}}
+    assert gone == {{"folder/inner", "folder/one.txt", "tree", "keep.txt"}}, gone
 """
         ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
         if ran.returncode == 77:

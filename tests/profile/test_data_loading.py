@@ -1,5 +1,10 @@
 """What runs while a DataLoader makes a batch is data loading: no step of a model, no forward pass."""
 
+import sysconfig
+import time
+from pathlib import Path
+from types import FunctionType
+
 import pytest
 import torch
 from torch import nn
@@ -97,3 +102,56 @@ def test_L12_loaders_are_torchs_own_afterwards_and_errors_come_through():
         next(iter(DataLoader(Broken())))
     assert dataloader._BaseDataLoaderIter.__next__ is before
     assert not [row for row in seen.report()["phases"] if row["name"] == "data" and row["ops"]]
+
+
+# ---- the line that waits
+
+
+class Resting(Dataset):
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, i):
+        time.sleep(self.seconds)
+        return torch.ones(4) * i
+
+
+def bar(batches):
+    yield from batches
+
+
+def train(loader, model):
+    for batch in loader:  # waits
+        model(batch)
+
+
+#: Of a package that is installed.
+installed = FunctionType(bar.__code__.replace(co_filename=f"{sysconfig.get_path('purelib')}/bars.py"), globals())
+
+
+@pytest.mark.parametrize("chains", [False, True])
+@pytest.mark.parametrize(("seconds", "workers"), [(0.0005, 0), (0.005, 1)])
+def test_C2_the_line_that_waits_for_data_is_the_programs_own(seconds, workers, chains):
+    """It was a progress bar's, and of short waits the next operation's."""
+    loader = DataLoader(Resting(seconds), 4, num_workers=workers)
+    with Profiler(lines=chains) as seen:
+        train(installed(loader), nn.Linear(4, 4))
+    report = seen.report()
+    (row,) = [row for row in report["findings"] if row["id"] == "data-wait"]
+    lines = {line["source"]: line["python_s"] for line in report["lines"]}
+    if workers:
+        assert row["place"]["source"] == "for batch in loader:  # waits"
+    else:  # a busy machine rests for longer, so that it is seen
+        assert row["place"]["source"] in ("for batch in loader:  # waits", "time.sleep(self.seconds)")
+        assert lines["return torch.ones(4) * i"] == 0
+    assert f"({Path(__file__).name}:" in row["text"] and lines["for batch in loader:  # waits"] > 0
+
+
+def test_C2_a_line_of_the_dataset_is_told_where_it_was_seen():
+    with Profiler() as seen:
+        train(installed(DataLoader(Resting(0.01), 4)), nn.Linear(4, 4))
+    (row,) = [row for row in seen.report()["findings"] if row["id"] == "data-wait"]
+    assert row["place"]["source"] == "time.sleep(self.seconds)"

@@ -225,6 +225,39 @@ def test_C2_finding_device_reads() -> None:
     assert "device-reads" not in ids(estimated(ask, False))
 
 
+@pytest.mark.parametrize("steps", [1, 40])
+def test_C2_reads_before_training_and_after_it_are_not_its_iterations(steps: int) -> None:
+    """A dataset that a solver makes first: 297 × an iteration, of a loop that read 2 values."""
+
+    def program(device: str) -> None:
+        model = nn.Linear(64, 64, device=device)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        x = torch.ones(8, 64, device=device)
+        with torch.no_grad():
+            for _ in range(20):
+                if float(model(x).sum()) < 0:
+                    break
+        for _ in range(steps):
+            loss = model(x).sum()
+            loss.item()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            loss.item()  # the next iteration's, as far as anybody can tell
+        for _ in range(30):
+            model(x).sum().item()
+
+    report = estimated(program)
+    row = next((row for row in report["findings"] if row["id"] == "device-reads"), None)
+    assert report["steps"]["count"] == steps
+    if steps > 1:
+        assert row is not None and "waited for 2 × an iteration" in row["text"]
+        launch = about.HOST_KERNEL * targets.find("h100").launch_s
+        assert row["seconds"] == pytest.approx(steps * 2 * launch)
+    else:  # its own, and the last of those before
+        assert row is None or "waited for 2 × an iteration" in row["text"]
+
+
 class Attention(nn.Module):
     def __init__(self, fused: bool | None, size: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         super().__init__()

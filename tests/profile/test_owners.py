@@ -216,3 +216,73 @@ def test_C2_parameters_of_several_models_count_in_one_of_them(run):
         report["totals"]["params"] == size(nn.Linear(4, 4)) and report["model"]["params"] == report["totals"]["params"]
     )
     assert sum(row["params"] for row in report["modules"] if not row["depth"]) == report["totals"]["params"]
+
+
+class Wrapper(nn.Module):
+    """As torchdiffeq's around what it is given: made anew in each call, and thrown away."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+class Field(nn.Module):
+    def __init__(self, size=4):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(size, 8), nn.Tanh(), nn.Linear(8, size))
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def solve(function, x, steps=3):
+    wrapper = Wrapper(Wrapper(function))
+    for _ in range(steps):
+        x = wrapper(x)
+    return x
+
+
+@pytest.mark.parametrize("kind", [Profiler, Estimator])
+@pytest.mark.parametrize("calls", [1, 4])
+def test_C2_a_wrapper_that_a_library_throws_away_is_not_the_model(kind, calls):
+    """Nine models called "_PerturbFunc #2" and so on, for one that the program calls ODEFunc."""
+    model = Field()
+    with kind() as seen:
+        for _ in range(calls):
+            solve(model, torch.ones(1, 4)).sum().backward()
+    report = seen.report()
+    assert [(row["name"], row["params"]) for row in report["models"]] == [("Field", 4 * 8 + 8 + 8 * 4 + 4)]
+    assert report["model"]["name"] == "Field"
+    rows = {row["path"]: row for row in report["modules"] if row["class"] == "Field"}
+    assert [(row["calls"], row["params"]) for row in rows.values()] == [(3 * calls, report["totals"]["params"])]
+
+
+def test_C2_other_models_in_the_same_wrapper_are_told_apart():
+    models = [Field(4), Field(6)]
+    with Profiler() as seen:
+        for model, size in zip(models, (4, 6), strict=True):
+            solve(model, torch.ones(1, size)).sum().backward()
+    report = seen.report()
+    assert sorted(row["params"] for row in report["models"]) == [76, 110]
+    assert [row["calls"] for row in report["modules"] if row["class"] == "Field"] == [3, 3]
+
+
+def test_C2_a_wrapper_that_stays_is_the_model():
+    wrapper = Wrapper(Field())
+    with Profiler() as seen:
+        for _ in range(2):
+            wrapper(torch.ones(1, 4)).sum().backward()
+    assert [row["name"] for row in seen.report()["models"]] == ["Wrapper"]
+
+
+def test_C2_a_wrapper_of_the_programs_function_is_the_model_when_all_ends_with_it():
+    def program():
+        for wrapper in (Wrapper(Field()),):
+            wrapper(torch.ones(1, 4)).sum().backward()
+
+    with Profiler() as seen:
+        program()
+    assert [row["name"] for row in seen.report()["models"]] == ["Wrapper"]

@@ -39,11 +39,12 @@ MOST_GONE, MOST_APART = 16, 256
 
 
 class _Instance(NamedTuple):
-    """A model, its path, and how often listeners had come when it was met."""
+    """A model, its path, how often listeners had come when it was met, and its first parameter, if one listened."""
 
     ref: "weakref.ref[torch.nn.Module]"
     path: int
     audience: int
+    first: "weakref.ref[torch.Tensor] | None"
 
 
 _instances: dict[str, list[_Instance]] = {}
@@ -128,7 +129,8 @@ def _model_path(module: torch.nn.Module) -> int:
 
     What a model leaves behind is taken over by the next one of its class, or there would be ever more paths in
     programs that make their loss function anew each time. But models that come one after the other while somebody
-    listens are told apart, if they have parameters and are few.
+    listens are told apart, if they have parameters, not the same ones (a library's wrapper around the program's model,
+    made anew in each call), and are few.
     """
     name = context.class_name(module)
     known = _instances.setdefault(name, [])
@@ -139,17 +141,19 @@ def _model_path(module: torch.nn.Module) -> int:
         ref = weakref.ref(module)
     except TypeError:  # a class without weak references
         return context.intern_path(0, name, name)
-    has_parameters = bool(_listeners) and next(module.parameters(), None) is not None
+    first = next(module.parameters(), None) if _listeners else None
+    first_ref = None if first is None else weakref.ref(first)
     listened = sum(instance.audience == _audience for instance in known)
     for i, instance in enumerate(known):
-        apart = has_parameters and instance.audience == _audience and listened < MOST_GONE
+        other = instance.first is None or instance.first() is not first
+        apart = first is not None and other and instance.audience == _audience and listened < MOST_GONE
         if instance.ref() is None and not apart:
-            known[i] = _Instance(ref, instance.path, _audience)
+            known[i] = _Instance(ref, instance.path, _audience, first_ref)
             return instance.path
     if len(known) >= MOST_APART:
         return known[-1].path
     path = context.new_path(0, name, name) if known else context.intern_path(0, name, name)
-    known.append(_Instance(ref, path, _audience))
+    known.append(_Instance(ref, path, _audience, first_ref))
     return path
 
 

@@ -24,7 +24,7 @@ from ...npu.api import DeviceProperties
 from ...npu.refused import refusing
 from ...patch.attention import without_data
 from ...patch.replaced import generators_made_by, of_cuda
-from . import compiling, fused_attention, kernel_limits, memory_answers, side_streams, sobol
+from . import compiling, data_loading, fused_attention, kernel_limits, memory_answers, side_streams, sobol
 from .device_memory import Devices
 
 
@@ -56,10 +56,11 @@ class Accelerator:
 def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
     """(owner, attribute, replacement) of what torch says about CUDA."""
     compiling.begin()
+    data_loading.begin()
     side_streams.begin(index_of)
     shared = [
         (torch.Tensor, "cuda", _to_cuda),
-        (torch.utils.data.DataLoader, "__init__", _loader_init),
+        *data_loading.replacements(),
         (torch, "Generator", generators_made_by(_generator)),  # on any device, the CPU's
         (torch, "compile", _compile),
         (torch.nn.Module, "compile", _compile_module),
@@ -301,18 +302,3 @@ def _flex(query: Any, *args: Any) -> Any:
 
 
 _torch_generator = torch.Generator
-_torch_loader_init = torch.utils.data.DataLoader.__init__
-
-
-def _loader_init(self: Any, *args: Any, **kwargs: Any) -> None:
-    # Workers are other processes: what they do would be seen by nobody.
-    args = (*args[:5], 0, *args[6:]) if len(args) > 5 else args
-    changed = {
-        "num_workers": 0,
-        "pin_memory": False,
-        "prefetch_factor": None,
-        "persistent_workers": False,
-        "multiprocessing_context": None,
-        "timeout": 0,
-    }
-    _torch_loader_init(self, *args, **{k: changed.get(k, v) for k, v in kwargs.items()})

@@ -19,6 +19,7 @@ from mindtorch.ops.op_row import FREE_TAGS
 from mindtorch.profile.cost.work import Work, work
 from mindtorch.profile.estimate import communication, exchanged, known
 from mindtorch.profile.estimate.compiling import FUSED, GRAPHED, TUNED, within_kernels
+from mindtorch.profile.estimate.data_loading import BESIDE, HOSTS
 from mindtorch.profile.measure.collect import describe
 from mindtorch.profile.report.forecast import Forecast
 from mindtorch.profile.report.rows import LOCATION, MODULE, NS, PHASE, as_table, exact
@@ -79,7 +80,7 @@ class DistinctCalls:
     def table(self, calls: Any, forecast: Forecast | None, how: Any = None) -> Any:
         """The table of the distinct entries of a log of calls: how often each is there, and what it takes.
 
-        how: the calls' flags (`compiling.flags`), where there are times.
+        how: the calls' flags (`compiling.flags`, `data_loading.flags`), where there are times.
         """
         first = calls["sig"].astype(np.uint64) << np.uint64(32) | calls["module"]
         second = calls["location"].astype(np.uint64) << np.uint64(32) | calls["phase"]
@@ -109,7 +110,7 @@ class DistinctCalls:
         seconds = np.array([cost.seconds for cost in costs])
         if how is None or not how.any():
             return seconds[sigs] * numbers
-        signatures = self._numbers(calls)
+        signatures = self.numbers(calls)
         each = seconds[signatures]
         for flag in np.unique(how & (FUSED | TUNED)).tolist():
             if flag & FUSED:
@@ -117,6 +118,10 @@ class DistinctCalls:
                 made = set(signatures[mine].tolist())
                 other = [forecast.in_compiled(n, bool(flag & TUNED)) if n in made else 0.0 for n in range(len(costs))]
                 each[mine] = np.array(other)[signatures[mine]]
+        apart = (how & BESIDE) != 0
+        if (loading := (how & HOSTS) != 0).any():
+            apart |= loading & np.isin(signatures, list(self.on_host))
+        each[apart] = 0.0
         streams = np.array([cost.family == "stream" for cost in costs])[signatures] & ((how & FUSED) != 0)
         there = np.flatnonzero(each > 0)  # views are no kernels
         chained, times = streams[there], each[there]
@@ -139,11 +144,11 @@ class DistinctCalls:
         if forecast is None or forecast.target.model is not None:
             return []
         found: list[tuple[int, ...]] = []
-        signatures, host = self._numbers(calls), np.zeros(len(calls))
+        signatures, host = self.numbers(calls), np.zeros(len(calls))
         phases = calls["phase"] & (ledger.ENTERED - 1)
         for phase in np.unique(phases).tolist():
             for flag in (0,) if how is None else np.unique(how).tolist():
-                if not flag & GRAPHED:
+                if not flag & (GRAPHED | BESIDE):
                     mine = phases == phase if how is None else (phases == phase) & (how == flag)
                     made = set(np.unique(signatures[mine]).tolist())
                     each = [forecast.host(n, phase, bool(flag & FUSED)) if n in made else 0.0
@@ -155,7 +160,8 @@ class DistinctCalls:
                 found += _shared(wait, phase, there, host[phases == phase], busy)
         return found
 
-    def _numbers(self, calls: Any) -> Any:
+    def numbers(self, calls: Any) -> Any:
+        """The report's number of each."""
         own, which = np.unique(calls["sig"], return_inverse=True)
         return np.array([self.number(sig) for sig in own.tolist()], int)[which]
 

@@ -3,6 +3,8 @@
 Ops come from the ledger (`_ext.ledger`), in program order and at the dispatch level, as a measured profile sees them.
 Time is what `mindtorch.profile.cost.about` says of each distinct call; memory is what storages take from birth to
 death.
+
+One file: what is noted while the program runs, and what is made of it afterwards, are the same dozen fields.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import functools
 import gc
 import time
+from collections import Counter
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -22,6 +25,7 @@ from mindtorch._ext import context, ledger
 from mindtorch._ext import lazy as _core
 from mindtorch.base.children import ChildWatch
 from mindtorch.base.clusters import Cluster
+from mindtorch.base.file_names import short_names
 from mindtorch.base.words import counted
 from mindtorch.devices.lazy_device import place_of
 from mindtorch.engine import semantics
@@ -34,6 +38,7 @@ from mindtorch.profile.estimate import (
     assumptions,
     communication,
     compiling,
+    data_loading,
     exchanged,
     known,
     nccl_memory,
@@ -45,7 +50,7 @@ from mindtorch.profile.estimate import (
 from mindtorch.profile.estimate.accelerator import Accelerator
 from mindtorch.profile.estimate.distinct_calls import DistinctCalls
 from mindtorch.profile.estimate.estimating import estimating
-from mindtorch.profile.estimate.host_time import HostTime
+from mindtorch.profile.estimate.host_time import HostTime, reads_of
 from mindtorch.profile.estimate.memory_timeline import WITH_GRADIENTS, MemoryTimeline
 from mindtorch.profile.estimate.on_host import OnHost
 from mindtorch.profile.estimate.sampled_calls import SamplingEstimate
@@ -107,11 +112,13 @@ class Estimator(Run):
         self._marks: list[tuple[str, int]] = []
         self._assumed: list[dict[str, Any]] = []
         self._not_written: list[str] = []
+        self._not_removed: list[str] = []
         self._not_held_back: list[str] = []
         self._compiled = 0  # calls of torch.compile
         self._fused: frozenset[int] = frozenset()  # numbers of calls that are there in what was compiled
         self._apart: frozenset[int] = frozenset()  # numbers of calls on the CPU, beside those on the accelerator
-        self._how: Any = None  # of each entry of the log: see `compiling.flags`
+        self._how: Any = None  # of each entry of the log: see `compiling.flags`, `data_loading.flags`
+        self._beside: Counter[int] = Counter()  # calls in workers of DataLoaders, of the stage reported, by number
         self._whole = False  # gradients that the program has sparse
         self._on_host = OnHost()
         self._host_time = HostTime()
@@ -139,6 +146,7 @@ class Estimator(Run):
             out_of_memory.limit(self._accelerator)
         stack.callback(self._close)
         stack.enter_context(self._host_time)
+        data_loading.on_fetch(self._host_time.loads)
         stack.enter_context(self.lines)
         phases.add_listener(self._saw_optimizer)
         stack.callback(phases.remove_listener, self._saw_optimizer)
@@ -160,14 +168,19 @@ class Estimator(Run):
         self.registered.look()
         peak.say_roles(self.registered)
         self._assumed = known.assumed()
-        self._not_written, self._not_held_back = private_files.not_written(), private_files.not_held_back()
+        self._not_written, self._not_removed = private_files.not_written(), private_files.not_removed()
+        self._not_held_back = private_files.not_held_back()
         self._compiled = compiling.number()
         self._whole, self._precision = sparse_tensors.counted_whole(), about.precision()
         calls, blocks = ledger.close()
         self._mark_error = ledger.failure()
         found = self.memory = MemoryTimeline(calls, blocks, self._marks)
-        if self.target is not None and self.target.model is None:
-            self._how = compiling.flags(found.calls)
+        if self.target is not None:
+            self._how = data_loading.flags(found.calls)
+            if self._accelerator is None:  # the program's own thread is the target
+                self._how &= data_loading.BESIDE
+            if self.target.model is None:
+                self._how |= compiling.flags(found.calls)
         if self._on_accelerator():
             assert self._accelerator is not None
             self._place = place_of(found.device)
@@ -211,6 +224,13 @@ class Estimator(Run):
         """Whether what the program holds is the target's memory, not the host's."""
         assert self.memory is not None
         return self._accelerator is not None and self.memory.device.partition(":")[0] == self._accelerator.kind
+
+    def _capacity(self) -> int | None:
+        """Bytes that what the program holds has to fit into; None: nobody knows, as it is on the target's host."""
+        assert self.memory is not None
+        if self.target is None or (self._accelerator is not None and self.memory.device == "cpu"):
+            return None
+        return int(self.target.memory_bytes)
 
     def memory_snapshot(self) -> dict[str, Any] | None:
         """After the run, what torch's memory viewer shows; None where the program holds nothing of an accelerator's."""
@@ -277,10 +297,14 @@ class Estimator(Run):
         calls, how = calls[ops_only], None if how is None else how[ops_only]
         rows = self._calls.table(calls, self._forecast, how)
         made = int(rows[:, CALLS].sum())
+        if how is not None:
+            in_workers = self._calls.numbers(calls[(how & data_loading.BESIDE) != 0])
+            self._beside = Counter(in_workers.tolist())
         if idle := self._calls.waits(rows, calls, self._forecast, how):
             rows = as_table([*map(tuple, rows.tolist()), *idle])
         peak_bytes = max(found.peak(first, last) for first, last in stretches)
-        self.stages[stage] = Stage(rows, 0, entries, peak_bytes, Places(made), reads=self._host_time.reads[stage])
+        reads = reads_of(self.marks, self.iterations.began, stretches)
+        self.stages[stage] = Stage(rows, 0, entries, peak_bytes, Places(made), reads=reads)
         self.peaks = found.peaks_by("module", stretches)
         by_phase = found.peaks_by("phase", stretches)
         self.phase_peaks = [by_phase.get(i, 0) for i in range(len(context.PHASES))]
@@ -291,7 +315,10 @@ class Estimator(Run):
         numbers = [0 if sig == 0 else self._calls.number(sig) for sig in sigs.tolist()]
         forecast = self._predict(found)
         times = [0.0 if forecast is None else forecast.cost(number).seconds for number in range(len(self._calls.works))]
-        computed = communication.before_each(np.array(times)[numbers][which])
+        seconds = np.array(times)[numbers][which]
+        if self._how is not None:
+            seconds[(self._how & data_loading.BESIDE) != 0] = 0.0
+        computed = communication.before_each(seconds)
         links = None if self.target is None else links_of(self.target.key, cluster.interconnect)
         timed = communication.simulate(
             exchanged.calls, exchanged.events, computed,
@@ -324,7 +351,7 @@ class Estimator(Run):
             parameters=self._parameters(),
             module_peaks=self.peaks,
             phase_peaks=self.phase_peaks,
-            memory=memory.report(None if target is None else int(target.memory_bytes), self._card),  # of all stages
+            memory=memory.report(self._capacity(), self._card),  # of all stages
             memory_snapshot=self.memory_snapshot,
             marks=self.marks,
             **self._noted(),
@@ -344,6 +371,7 @@ class Estimator(Run):
             on_host=self._apart,
             assumed=self._assumed,
             not_written=self._not_written,
+            not_removed=self._not_removed,
             not_held_back=self._not_held_back,
             notes=self._warnings(),
             cluster=self._cluster_facts(),
@@ -352,26 +380,31 @@ class Estimator(Run):
         return held
 
     def _calls_on_host(self) -> int:
-        """Of the stage reported, beside those on the accelerator; where they move so much that it may matter."""
+        """Of the stage reported, beside those on the accelerator and those of workers; where they move so much that it
+        may matter."""
         reached = furthest(self.stages)
         calls = moved = 0
+        beside = self._beside.copy()
         for row in as_table(self.stages[reached].rows).tolist() if reached is not None and self._apart else ():
             if row[SIG] in self._apart and (work := self._calls.works[row[SIG]]) is not None and work.bytes:
-                calls, moved = calls + row[CALLS], moved + row[CALLS] * work.bytes
+                made = row[CALLS] - min(row[CALLS], beside[row[SIG]])
+                beside[row[SIG]] -= row[CALLS] - made
+                calls, moved = calls + made, moved + made * work.bytes
         return calls if moved >= _MUCH else 0
 
     def _warnings(self) -> list[str]:
         found = []
+        names = short_names(row["file"] for row in self._assumed)
         sized = [row for row in self._assumed if ops.about(f"aten::{row['op']}").sizes_from_values]
         if sized:
-            lines = ", ".join(f"{row['file'].rpartition('/')[2]}:{row['line']}" for row in sized[:5])
+            lines = ", ".join(f"{names[row['file']]}:{row['line']}" for row in sized[:5])
             found.append(
                 f"unknown values decided the amount of work ({lines}): unknown masks keep all rows, of what is made "
                 "sparse nothing unknown is 0, --assume sets the rest"
             )
         waited = [row for row in self._assumed if row["calls"] >= assumptions.MANY]
         if waited:
-            lines = ", ".join(f"{row['file'].rpartition('/')[2]}:{row['line']}" for row in waited[:5])
+            lines = ", ".join(f"{names[row['file']]}:{row['line']}" for row in waited[:5])
             found.append(
                 f"loops may wait for unknown values ({lines}): after each {assumptions.MANY:,} reads the "
                 "opposite of what is assumed was read once, so that they end"
@@ -386,6 +419,11 @@ class Estimator(Run):
             found.append(
                 f"{counted(calls, 'op')} {'runs' if calls == 1 else 'run'} on CPU tensors: counted, but no time "
                 "includes what they compute there"
+            )
+        if beside := self._beside.total():
+            found.append(
+                f"{counted(beside, 'op')} of data loading {'runs' if beside == 1 else 'run'} in a DataLoader's workers "
+                f"({data_loading.workers()}), beside the model: counted, in no time"
             )
         if self._whole:
             found.append("sparse gradients (nn.Embedding, nn.EmbeddingBag) are counted as of all rows: they hold less")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import Counter, defaultdict
+from collections import Counter
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
@@ -25,12 +26,13 @@ _active: weakref.WeakSet[HostTime] = weakref.WeakSet()
 
 
 class HostTime:
-    """Within the block the calling thread is looked at. stages: ns by location, of each stage that `ends` named; reads:
-    how often it waited for a value of the device."""
+    """Within the block the calling thread is looked at. stages: ns by location, of each stage that `ends` named."""
 
     def __init__(self) -> None:
         self.stages: dict[str, Counter[int]] = {}
-        self.reads: defaultdict[str, Counter[int]] = defaultdict(Counter)
+        self.workers: Counter[str] = Counter()  # ns of what workers of DataLoaders would have done, by stage
+        self._seen: Counter[int] = Counter()  # ns by location, in the stage that has not ended
+        self._loaded = 0  # ns of workers in it
 
     def __enter__(self) -> HostTime:
         self._look = HostLook(ledger.position, skipped_prefixes(), threading.get_ident(), installed_folders())
@@ -48,19 +50,48 @@ class HostTime:
 
     def ends(self, stage: str) -> None:
         """What was seen since the last call belongs to that stage."""
-        self.stages.setdefault(stage, Counter()).update(self._look.ns)
+        self.loads(True)
+        self.stages.setdefault(stage, Counter()).update(self._seen)
+        self._seen.clear()
+        self.workers[stage] += self._loaded
+        self._loaded = 0
+
+    def loads(self, begins: bool) -> None:
+        """What a worker of a DataLoader would do begins, or has ended."""
+        if begins:
+            self._seen.update(self._look.ns)
+        else:
+            self._loaded += sum(self._look.ns.values())
         self._look.ns.clear()
-        self.reads[stage] += kernel_limits.take_reads()
 
     def facts(self, stage: str) -> dict[str, Any]:
-        """Seconds, and the lines that took most of them."""
+        """Seconds, those of DataLoaders' workers apart, and the lines that took most of them."""
         by_line: Counter[tuple[str, int, str] | None] = Counter()
         for place, ns in self.stages.get(stage, Counter()).items():
             by_line[context.location(place)] += ns
         return {
             "here_s": sum(by_line.values()) / 1e9,
+            "workers_s": self.workers[stage] / 1e9,
             "lines": [{**sourceline.facts(where), "self_s": ns / 1e9} for where, ns in by_line.most_common(_LINES)],
         }
+
+
+def reads_of(marks: Sequence[int], began: int, stretches: Sequence[tuple[int, int]]) -> Counter[int]:
+    """How often iterations waited for a value of the device, by location; `marks`: their ends, as positions.
+
+    What came before the first one began, or after the last one, says nothing of them. From one end to the next there is
+    all of an iteration: what follows a step is otherwise the next one's.
+    """
+    ends = [mark for mark in marks if any(first < mark <= last for first, last in stretches)]
+    since, until = ends[0] if len(ends) > 1 else began, ends[-1] if ends else stretches[-1][1]
+    found = Counter(
+        where for at, where in kernel_limits.reads()
+        if (since < at or not since) and at <= until and any(first <= at <= last for first, last in stretches)
+    )  # fmt: skip
+    if len(ends) > 1:
+        for where, calls in found.items():
+            found[where] = calls * len(ends) / (len(ends) - 1)  # type: ignore[assignment]
+    return found
 
 
 def _before_fork() -> None:

@@ -6,23 +6,22 @@ The words are those of torch's CUDA library. Asked once per distinct call, under
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ..._ext import context
+from ..._ext import context, ledger
 from ...devices.lazy_device import device_of, on_cuda
 from ..cost.driver import is_amd
 
-__all__ = ["RULES", "captured", "capturing", "check_triton", "has_triton", "of_accelerator", "take_reads",
+__all__ = ["RULES", "captured", "capturing", "check_triton", "has_triton", "of_accelerator", "reads",
            "waits", "within_capture"]  # fmt: skip
 
 _name, _capability = "", (9, 0)
 _amd = False
-_reads: Counter[int] = Counter()
+_reads: list[tuple[int, int]] = []  # position in the ledger, location
 
 
 def of_accelerator(accelerator: Any) -> None:
@@ -181,11 +180,9 @@ def waits(t: Any) -> None:
     if _captures and on_cuda(t):
         captured()
     if device_of(t).type != "cpu":
-        _reads[context.get_location()] += 1
+        _reads.append((ledger.position(), context.get_location()))
 
 
-def take_reads() -> Counter[int]:
-    """How often that was since the last call, by location."""
-    found = _reads.copy()
-    _reads.clear()
-    return found
+def reads() -> list[tuple[int, int]]:
+    """When that was in this estimate, as positions in the ledger, and where."""
+    return _reads

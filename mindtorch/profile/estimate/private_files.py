@@ -21,7 +21,7 @@ from typing import Any
 from ...base.mounts import Overlays, owned
 from .redirected import Redirected
 
-__all__ = ["actual", "not_held_back", "not_written", "private", "throw_away"]
+__all__ = ["actual", "not_held_back", "not_removed", "not_written", "private", "throw_away"]
 
 # Python's own caches, and scratch files whose names nobody chose.
 _OF_NO_INTEREST = re.compile(r"/(__pycache__|pymp-[^/]*|tmp[a-z0-9_]{8}|torchinductor_[^/]*)(/|$)|\.pyc(\.\d+)?$")
@@ -89,9 +89,18 @@ def _renames_across(overlays: Overlays) -> Iterator[None]:
 
 
 def not_written() -> list[str]:
-    """Of the program so far: absolute paths of what it would have written, made or removed; scratch files left out."""
+    """Of the program so far: absolute paths of what it would have written or made; scratch files left out."""
+    return _changed(False)
+
+
+def not_removed() -> list[str]:
+    """… of what was there, and it would have removed or renamed."""
+    return _changed(True)
+
+
+def _changed(removed: bool) -> list[str]:
     found = () if _now is None else _now.changed()
-    return sorted({path for path in found if not _OF_NO_INTEREST.search(path)})
+    return sorted({path for path, gone in found if gone is removed and not _OF_NO_INTEREST.search(path)})
 
 
 def not_held_back() -> list[str]:

@@ -121,13 +121,19 @@ class Tree:
         os.mkdir(self._files)
         self.dirty = False  # whether there may be anything in the folder
 
-    def changed(self) -> Iterator[str]:
-        """What was written, made or removed: absolute paths."""
+    def changed(self) -> Iterator[tuple[str, bool]]:
+        """What was written or made, and what was there and is removed: absolute paths, and whether it is removed."""
         for folder, folders, files in _walk(self._files):
             path = folder[len(self._files) :]
-            yield from (f"{path}/{name}" for name in files if name != _OPAQUE)
-            if path and not folders and not files and not exists(path):
-                yield path
+            for name in files:
+                if name != _OPAQUE:
+                    inner = f"{folder}/{name}"
+                    yield f"{path}/{name}", _is_gone(inner, real.lstat(inner))
+            if path and not folders and files in ([], [_OPAQUE]) and not exists(path):
+                yield path, False
+            if _OPAQUE in files and is_folder(path):
+                hidden = sorted({*real.listdir(path)}.difference(folders, files))
+                yield from ((f"{path}/{name}", True) for name in hidden)
 
     # ---- where things are
 

@@ -114,7 +114,7 @@ class Profiler(Run):
         self._began: dict[str, int] = {}  # each of them, last
         self._used = False
         synchronize = _Wait() if cuda_present() else None
-        look = Look(skipped_prefixes(), waiting.functions())
+        look = Look(skipped_prefixes(), waiting.functions(), (phases.__file__, "_next"))
         self.collector = Mode(describe, count, torch.Tensor, self._on_mark, max_events, synchronize, look.look)
         look.collector = self.collector
         self.sampling, self.kept = SamplingProfile(self.collector), peak.Kept(self.collector.balance)

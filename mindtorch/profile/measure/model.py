@@ -27,16 +27,37 @@ class ModelBook:
         self.roots: dict[int, tuple[str, list[Owned]]] = {}
         self._seen: list[tuple[weakref.ref[torch.nn.Module], int, set[int]]] = []  # …, path, tokens noted
         self._new = 0  # how many of them nobody looked at after a call
+        # By path, of a model with no parameters but those of one module in it: itself, and the modules down to that.
+        self._around: dict[int, tuple[weakref.ref[torch.nn.Module], list[weakref.ref[torch.nn.Module]]]] = {}
+        self._died = False  # … and one of them was thrown away
+        self._inner: dict[int, str] = {}  # the class of what it was thrown away from, by path
 
     def add(self, root: torch.nn.Module, path: int) -> None:
         """Note a root's parameters; a root of the same path as another adds to it."""
         noted: set[int] = set()
         self._new += 1
         self._seen.append((weakref.ref(root), path, noted))
+        if inner := _inner(root):
+            self._around[path] = weakref.ref(root, self._dies), [weakref.ref(module) for module in inner]
         self.roots.setdefault(path, (context.class_name(root), []))[1].extend(self._look(root, path, noted))
+
+    def _dies(self, _: object) -> None:
+        self._died = True
+
+    def _thrown_away(self) -> None:
+        """A library made it around a model of the program, which is still there and what the program knows."""
+        self._died = False
+        for path, (ref, inner) in list(self._around.items()):
+            if ref() is None:
+                del self._around[path]
+                left = next((module for found in inner if (module := found()) is not None), None)
+                if left is not None:
+                    self._inner[path] = context.class_name(left)
 
     def marked(self, kind: str) -> None:
         """Look again at new roots when their first call has ended: the program may drop them."""
+        if self._died:
+            self._thrown_away()
         if self._new and kind != "enter":
             self._refresh(self._seen[-self._new :])
             self._new = 0
@@ -128,7 +149,23 @@ class ModelBook:
             if not kept or not any(tokens[path] <= tokens[larger] for larger in kept):
                 kept.append(path)
         sizes = [(path, *_sum([self.roots[path][1]])) for path in kept]
-        return [{"name": names[path], "params": elements, "param_bytes": nbytes} for path, elements, nbytes in sizes]
+        return [
+            {"name": self._inner.get(path) or names[path], "params": elements, "param_bytes": nbytes}
+            for path, elements, nbytes in sizes
+        ]
+
+
+def _inner(root: torch.nn.Module) -> list[torch.nn.Module]:
+    """The modules from there down, as long as one alone has all parameters, and none is held in between."""
+    found: list[torch.nn.Module] = []
+    at = root
+    while not any(parameter is not None for parameter in at._parameters.values()):
+        children = [m for m in at._modules.values() if m is not None and next(m.parameters(), None) is not None]
+        if len(children) != 1:
+            break
+        at = children[0]
+        found.append(at)
+    return found
 
 
 def _distinct(groups: Iterable[list[Owned]]) -> dict[int, tuple[int, int]]:

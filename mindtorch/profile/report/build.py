@@ -37,6 +37,7 @@ DEVICE_PEAKS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_device_byte
 _IMPORTS = 10  # packages named
 _WAITED = {"children": "child processes", "threads": "threads", "network": "the network"}
 _DATA = "enumerate(DataLoader)"  # so do torch's data loaders name a wait for a batch
+_LOADING = context.PHASES.index("data")
 
 
 def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
@@ -111,13 +112,14 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
         "patterns": patterns,
         "memory": seen.memory,
         "labels": labels,
-        "waits": _waits(seen, labels, waits[main]),
+        "waits": _waits(seen, labels, waits[main], by_phase),
         "lines": line_rows(seen, grouped(every, SIG, LOCATION)),
         "detail": detail(seen, every),
         "uncounted": uncounted,
         "unseen": _unseen(seen),
         "assumed": list(seen.assumed),
         "not_written": list(seen.not_written),
+        "not_removed": list(seen.not_removed),
         "not_held_back": list(seen.not_held_back),
         "warnings": warnings(seen, uncounted, by_phase, macs, early_macs) + failed,
         "interrupted": seen.interrupted,
@@ -258,10 +260,16 @@ def _labels(seen: Recording) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: -row["total_s"])
 
 
-def _waits(seen: Recording, labels: list[dict[str, Any]], waits: Counter[str]) -> dict[str, float]:
-    """Seconds of what is no work of the model: waiting for a DataLoader, running forward passes again in backward."""
+def _waits(seen: Recording, labels: list[dict[str, Any]], waits: Counter[str], by_phase: list[Row]) -> dict[str, float]:
+    """Seconds of what is no work of the model: waiting for a DataLoader, running forward passes again in backward.
+
+    An estimate waits for a DataLoader while its own thread launches what makes a batch.
+    """
+    loading = sum(row["total_s"] for row in labels if row["name"].startswith(_DATA))
+    if seen.mode == "estimate":
+        loading = sum(row.ns for row in by_phase if row.phase == _LOADING) / 1e9
     return {
-        "data_s": sum(row["total_s"] for row in labels if row["name"].startswith(_DATA)),
+        "data_s": loading,
         "recompute_s": sum(row["total_s"] for row in labels if row["name"] == RECOMPUTING),
         "compile_s": seen.compiled_ns / 1e9,
         **{f"{key}_s": waits[what] / 1e9 for key, what in _WAITED.items()},

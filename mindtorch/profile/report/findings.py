@@ -6,10 +6,11 @@ Each kind is one function, told of by `_KINDS`; its id does not change.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from mindtorch._ext import context
+from mindtorch.base.file_names import short_names
 from mindtorch.profile.report import memory_findings, time_findings
 from mindtorch.profile.report.looked import Looked, Said
 from mindtorch.profile.report.rows import Row
@@ -61,10 +62,12 @@ def findings(
             continue
         found.append((name, said))
     found.sort(key=lambda item: -item[1].share)
+    lines = map(context.location, {row.location for row in looked.rows} if found else ())
+    names = short_names([where[0] for where in lines if where] + [said.place["file"] for _, said in found])
     return [
         {
             "id": name,
-            "text": said.text + _where(said.place),
+            "text": said.text + _where(said.place, names),
             "share": said.share,
             "of": said.of,
             "seconds": said.share * looked.time_s if said.of == "time" else None,
@@ -75,7 +78,7 @@ def findings(
     ]
 
 
-def _where(place: Mapping[str, Any]) -> str:
+def _where(place: Mapping[str, Any], names: Mapping[str, str]) -> str:
     if place["file"]:
-        return f" ({os.path.basename(place['file'])}:{place['line']})"
+        return f" ({names[place['file']]}:{place['line']})"
     return f" ({place['module']})" if place["module"] else ""

@@ -88,7 +88,7 @@ class Stage:
     labels: dict[str, Label] = field(default_factory=dict)
     # ns of its rows between ops, by what was waited for, and the line
     waits: Counter[tuple[str, int]] = field(default_factory=Counter)
-    # of an estimate: how often the host waited for a value of the device, by location
+    # of an estimate: how often its iterations waited for a value of the device, by location
     reads: Counter[int] = field(default_factory=Counter)
 
 
@@ -189,6 +189,7 @@ class Recording:
     on_host: frozenset[int] = frozenset()  # of an estimate for an accelerator: calls on tensors of the CPU
     assumed: Sequence[dict[str, Any]] = ()
     not_written: Sequence[str] = ()  # by an estimated program: absolute paths
+    not_removed: Sequence[str] = ()  # … that were there before
     not_held_back: Sequence[str] = ()  # what it may have changed nevertheless
     notes: Sequence[str] = ()  # further warnings
     host: dict[str, Any] | None = None  # of an estimate: the program's own time on this machine

@@ -6,15 +6,17 @@ Both ways of stacking hold every nanosecond of the report once: their weights su
 from __future__ import annotations
 
 import functools
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from mindtorch._ext import context, location
+from mindtorch.base.file_names import short_names
 from mindtorch.profile.report.recording import Recording, stage_tables
-from mindtorch.profile.report.rows import LOCATION, MODULE, PHASE, SIG, grouped
+from mindtorch.profile.report.rows import LOCATION, MODULE, PHASE, SIG, as_table, grouped
 
 #: What a frame is.
 KINDS = ("module", "op", "line", "time")  # "time" is that between ops
@@ -105,21 +107,32 @@ def by_line(seen: Recording) -> Stacks:
     """Line within line as far as calls were followed (else the innermost alone), then the op; the longest first."""
     found = Stacks()
 
+    names = line_names(seen)
+
     @functools.cache
     def lines(place: int) -> tuple[int, ...]:
         chain = reversed(location.chain(place)) if place else ()
-        return tuple(found.number(_line(at)) for at in chain) or (found.number(Frame("line", NO_LINE)),)
+        return tuple(found.number(_line(at, names)) for at in chain) or (found.number(Frame("line", NO_LINE)),)
 
     _fill(found, seen, LOCATION, lines)
     return _ordered(found, {})
 
 
-def _line(place: int) -> Frame:
+def line_names(seen: Recording) -> dict[str, str]:
+    """What the program's files are called, by path."""
+    places: set[int] = set()
+    for stage in seen.stages.values():
+        places.update(np.unique(as_table(stage.rows)[:, LOCATION].astype(np.int64)).tolist())
+    each = {at for place in places if place for at in location.chain(place)}
+    return short_names(where[0] for at in each if (where := context.location(at)))
+
+
+def _line(place: int, names: Mapping[str, str]) -> Frame:
     where = context.location(place)
     if where is None:
         return Frame("line", NO_LINE)
     file, line, function = where
-    return Frame("line", f"{function} ({os.path.basename(file)}:{line})", "", file, line)
+    return Frame("line", f"{function} ({names.get(file, file)}:{line})", "", file, line)
 
 
 def _fill(found: Stacks, seen: Recording, column: int, above: Callable[[int], tuple[int, ...]]) -> None:

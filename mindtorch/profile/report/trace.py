@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mindtorch._ext import context
 from mindtorch._ext.timeline import ENTER, EXIT, LABEL, OP, RECORD, RUN
 from mindtorch.base.formats import atomic
 from mindtorch.profile.cost.call_shapes import text
+from mindtorch.profile.report.stacks import line_names
 
 if TYPE_CHECKING:
     from mindtorch.profile.report.module_names import Names
@@ -140,7 +141,7 @@ def _rate(flops: int, since: int, end: int) -> dict[str, Any]:
 
 
 def _trace_events(seen: Recording, log: Log, kept: int) -> Iterator[dict[str, Any]]:
-    paths, names = seen.names, log.labels.names
+    paths, names, files = seen.names, log.labels.names, line_names(seen)
     tracks: dict[int, _Track] = {}
     every = max(1, -(-kept // COUNTER_POINTS))
     highest, flops, since, end = 0, 0, 0, 0
@@ -156,13 +157,13 @@ def _trace_events(seen: Recording, log: Log, kept: int) -> Iterator[dict[str, An
             yield _slice(names[sig], start, start + ns, track.labels)
             continue
         if kind == RUN:  # at a read: it interrupts nothing of what the program itself does
-            facts = _facts(seen, sig, paths[module], location)
+            facts = _facts(seen, sig, paths[module], location, files)
             yield _slice(seen.op_name(sig), start, start + ns, track.runs, facts)
             continue
         is_op = kind in (OP, RECORD)
         yield from track.at(start, ns, phase, module, is_op)
         if is_op:
-            facts = _facts(seen, sig, paths[module], location)
+            facts = _facts(seen, sig, paths[module], location, files)
             name = seen.op_name(sig)
             yield _slice(name if kind == OP else f"{name} (recorded)", start, start + ns, track.modules, facts)
         elif kind == ENTER:
@@ -185,13 +186,13 @@ def _trace_events(seen: Recording, log: Log, kept: int) -> Iterator[dict[str, An
         yield from track.close()
 
 
-def _facts(seen: Recording, sig: int, path: str, location: int) -> dict[str, Any]:
+def _facts(seen: Recording, sig: int, path: str, location: int, files: Mapping[str, str]) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     if path:
         facts["module"] = path
     place = context.location(location) if location else None
     if place is not None:
-        facts["line"] = f"{os.path.basename(place[0])}:{place[1]}"
+        facts["line"] = f"{files.get(place[0], place[0])}:{place[1]}"
     cost = seen.flops[sig]
     if cost and cost[0]:
         facts["flops"] = cost[0]

@@ -4,6 +4,7 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const report = data.report, totals = report.totals;
 const sized = report.mode === "estimate", timed = totals.time_s > 0;
 const ops = objects(data.ops), findings = report.findings || [];
+tellApart(objects(data.lines).map((row) => row.file).filter(Boolean));
 const kinds = Object.fromEntries(ops.map((row) => [row.name, row.category]));
 
 const SAID = {
@@ -164,7 +165,7 @@ function uncountedSection() {
     parts.push(el("h3", {}, "Assumed, as nobody knows the values"), plainTable("Assumed values", ["read", "as", "times"], report.assumed.map((row) => [
       el("td", {}, row.op, row.file ? el("span", { class: "more code" }, `${place(row)}  ${row.source || ""}`) : null), String(row.value ?? ""), count(row.calls)])));
   }
-  for (const [key, title] of [["not_written", "Not written, as it was an estimate"], ["not_held_back", "May have been changed nevertheless"]]) {
+  for (const [key, title] of [["not_written", "Not written, as it was an estimate"], ["not_removed", "Not removed, as it was an estimate"], ["not_held_back", "May have been changed nevertheless"]]) {
     if ((report[key] || []).length) parts.push(el("h3", {}, title), bullets(report[key]));
   }
   return section("uncounted", "Not counted", ...parts);

@@ -67,5 +67,21 @@ const share = (part, whole) => `${(100 * part) / whole < 1 ? "<1" : Math.round((
 
 const counted = (n, what, many = what + "s") => `${count(n)} ${n === 1 ? what : many}`;
 const bare = (name) => String(name).replace(/^aten::/, "");
-const base = (file) => String(file).split("/").pop();
+
+// What files are called, by path: their names, with as many folders as tell them apart.
+const called = new Map();
+const base = (file) => called.get(file) || String(file).split("/").pop();
+function tellApart(files) {
+  const alike = new Map();
+  for (const file of new Set(files)) alike.set(base(file), [...(alike.get(base(file)) || []), file]);
+  for (const same of [...alike.values()].filter((files) => files.length > 1)) {
+    let names = [], length = 1;
+    while (new Set(names).size < same.length) {
+      length += 1;
+      names = same.map((file) => file.split("/").slice(-length).join("/"));
+    }
+    same.forEach((file, i) => called.set(file, names[i]));
+  }
+}
+
 const listed = (parts) => (parts.length > 1 ? `${parts.slice(0, -1).join(", ")} and ${parts[parts.length - 1]}` : parts.join(""));
