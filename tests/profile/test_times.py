@@ -137,6 +137,33 @@ def test_C4_a_grouped_product_reads_the_experts_that_have_tokens() -> None:
     assert every.bytes_read == many.nbytes + weights.nbytes + ends.nbytes
 
 
+@pytest.mark.parametrize("drop", [F.dropout, F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d, F.dropout2d])
+def test_C4_dropout_in_evaluation_costs_nothing(drop: Callable[..., torch.Tensor]) -> None:
+    def run(training: bool, p: float = 0.5) -> dict[str, Any]:
+        def program() -> None:
+            with torch.inference_mode():
+                x = torch.empty(16, 64, 256, 256, device="cuda")
+                drop(x[0] if drop is F.dropout1d else x, p, training=training)
+
+        return estimate(program)["totals"]
+
+    for free in (run(False), run(True, 0.0)):
+        assert (free["bound_s"], free["flops"]) == (0, 0)
+        assert free["about_s"] <= 4 * A100.launch_s
+    assert run(True)["bound_s"] > 0
+
+
+def test_C4_small_streams_take_their_bytes_at_the_rate_of_large_ones() -> None:
+    """Up to the size of the second-level cache they took what the measuring host did, by the cache of the target."""
+    for chip in ("l4", "rtx4090", "a100", "h100", "b200", "v100"):
+        target = targets.find(chip)
+        small, large = (
+            about.estimate(work.Work(0, 0, n // 2, n // 2, "float32", "elementwise", "aten::add"), target).seconds
+            for n in (target.l2_bytes / 2, 2e10)
+        )
+        assert small - 2.1e-6 <= large * target.l2_bytes / 4e10 * 1.01
+
+
 def test_C4_what_the_cache_holds_may_be_faster_than_memory() -> None:
     small = work.Work(0, 0, 2**20, 2**20, "float32", "elementwise")
     assert max(roofline.bound(A100, small)) < 2**21 / A100.memory_bandwidth
