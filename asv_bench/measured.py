@@ -28,7 +28,7 @@ STREAMS = {
     "softmax": (2, "softmax"),
 }  # fmt: skip
 #: These were timed call by call from Python: below this many times the fastest call of a kind, the host was timed. Of
-#: what streams memory the regime of small tensors was the host's for longer: no size of 8 MB and less took another time.
+#: what streams memory the regime of small tensors was the host's for longer: all sizes up to 8 MB took the same time.
 HOST_BOUND, HOST_BOUND_STREAM = 1.5, 3.0
 #: What a call took of these on top of its kernel, which no program pays that keeps the device busy.
 _CALL = {"start_s": (2e-6, 0.02), "call_s": (2e-5, 1.0)}
