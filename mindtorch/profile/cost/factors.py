@@ -164,7 +164,7 @@ def _kin(target: Target, model: str, kind: str) -> list[_Kin]:
         other = targets.known()[key]
         apart = abs(_generation(other) - _generation(target))
         stream = model == "stream"
-        if stream and _checked(other) != _checked(target) or kind == "half" and _stacked(other) != _stacked(target):
+        if (stream and _checked(other) != _checked(target)) or (kind == "half" and _stacked(other) != _stacked(target)):
             apart += _MEMORY
         if kind == "single" and model != "stream" and _sustains(other) < _HUNGRY:
             apart += _POWER  # what it reaches is its power's, not its silicon's

@@ -39,7 +39,8 @@ class Target:
     the bytes that the program holds) where that was measured; without one it is the roofline's.
     capability, processors: CUDA's compute capability and number of streaming multiprocessors, for programs that ask.
     device: what torch calls devices of its kind. clock_hz, l2_bytes, power_w: its clock, second-level cache and board
-    power. ecc: whether its memory has error correction. also: other names. factors: {table: {factor: value}} of the models of time, where the sheet brings its own.
+    power. ecc: whether its memory has error correction. also: other names. factors: {table: {factor: value}} of the
+    models of time, where the sheet brings its own.
     """
 
     key: str
