@@ -37,7 +37,8 @@ What each figure has seen:
 | without the model | seen | seen | not seen |
 | published runs | as factors of its kin or its own | not seen in the fit | convolutions and compiled code seen |
 
-No figure here is of a chip and a source that were both not seen: intervals of such chips are likely too narrow.
+No figure here is of a chip and a source that were both not seen. Of such chips the interval is wider by what timm's
+published runs on an RTX 3090 were off.
 
 Not in any fit, nor on this page: H200, L4, whole models on H100, and the rows that were kept back of every file. Left out
 of the files: single-precision kernels that took less than 1.5 times the fastest call of their kind, and streams that took

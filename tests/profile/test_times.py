@@ -186,6 +186,17 @@ def test_C4_memory_without_error_correction_streams_at_the_share_of_stacked_memo
     assert 0.85 < share("rtx4090") <= 0.92
 
 
+def test_C4_intervals_of_chips_that_were_not_fitted_allow_for_another_source() -> None:
+    for model, kind in (("product", "half"), ("attention", "half"), ("stream", "single"), ("program", "single")):
+        low, high = (factors.fitted()["carried"][kind][model][end] for end in ("low", "high"))
+        for chip in ("rtx4090", "l4", "mi300x"):
+            known = factors.of(targets.find(chip), model, kind)
+            assert not known.own
+            assert known.low == pytest.approx(-math.hypot(low, 0.2)) and known.high == pytest.approx(
+                math.hypot(high, 0.2)
+            )
+
+
 def test_C4_odd_rows_cost_slower_matrix_units_less() -> None:
     def factor(chip: str) -> float:
         even, odd = (product(4096, 4096, 4096, unaligned=odd) for odd in (False, True))
