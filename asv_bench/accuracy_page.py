@@ -27,9 +27,23 @@ the rows at a time, by lot, predicted with factors that were fitted to the other
 was fitted to other chips and the chip's own data sheet. *Inside*: share of held-out rows within the interval, which was
 made from other held-out rows; it should be 80 %. *Below the bound*: measurements that the bound forbids; there must be none.
 
+What each figure has seen:
+
+| figure | the chip | the source | the kind of model |
+|---|---|---|---|
+| fitted | seen | seen | seen, the very rows |
+| held out, inside | seen | seen | seen, other rows of the same lot: this is the scatter of the source, no test of another one |
+| other chips, without the chip | not seen | seen | seen |
+| without the model | seen | seen | not seen |
+| published runs | as factors of its kin or its own | not seen in the fit | convolutions and compiled code seen |
+
+No figure here is of a chip and a source that were both not seen. Of such chips the interval is wider by what timm's
+published runs on an RTX 3090 were off.
+
 Not in any fit, nor on this page: H200, L4, whole models on H100, and the rows that were kept back of every file. Left out
-of the files: single-precision kernels that took less than 1.5 times the fastest call of their kind (they timed the host),
-convolutions (their shapes are not given), attention of a single token, mixtures of experts (`switch*`).
+of the files: single-precision kernels that took less than 1.5 times the fastest call of their kind, and streams that took
+less than three times (they timed the host), convolutions (their shapes are not given), attention of a single token,
+mixtures of experts (`switch*`).
 """
 
 

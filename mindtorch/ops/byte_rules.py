@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .call import Call, size, sizes, strides, tensors
-from .flop_rules import is_tensor, numel
+from .flop_rules import gives_back, is_tensor, numel
 
 Bytes = tuple[int, int]
 
@@ -31,6 +31,11 @@ def by_tag(call: Call, tag: str) -> Bytes:
 def nothing(call: Call) -> Bytes:
     """Reserves memory and leaves it as it is."""
     return 0, 0
+
+
+def dropped(call: Call) -> Bytes:
+    """Dropout: nothing where it gives its input back."""
+    return (0, 0) if gives_back(call.args, call.kwargs) else AllBut()(call)
 
 
 def one(call: Call) -> Bytes:

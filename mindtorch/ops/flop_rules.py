@@ -82,6 +82,18 @@ def zero(args: Args, kwargs: Kwargs, out: Any) -> int:
     return 0
 
 
+def gives_back(args: Args, kwargs: Kwargs) -> bool:
+    """Dropout that is not in training, or of nothing, which gives its input back: no kernel runs."""
+    share = argument(args, kwargs, 1, "p", default=0.5)
+    training = argument(args, kwargs, 2, "train", "training", default=True)
+    return not training or share == 0
+
+
+def dropped(args: Args, kwargs: Kwargs, out: Any) -> int:
+    """Dropout: a multiplication per element; the draw is not arithmetic."""
+    return 0 if gives_back(args, kwargs) else numel(first_output(args, kwargs, out))
+
+
 class PerOutput:
     """`factor` FLOPs per element of the first result."""
 

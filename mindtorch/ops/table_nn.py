@@ -9,6 +9,7 @@ from .flop_rules import (
     PerInput,
     PerOutput,
     PoolWindow,
+    dropped,
     elementwise,
     norm,
     norm_backward,
@@ -207,11 +208,11 @@ ROWS: list[OpRow] = [
     op("_embedding_bag_dense_backward", "reduction", alg.embedding_bag_backward, bytes=moved.embedding_backward),
     # the arithmetic depends on values: on the bags' sizes, on the norms
     *ops("reduction", None, "_embedding_bag_per_sample_weights_backward embedding_renorm"),
-    # dropout: a multiplication per element; the draw is not arithmetic
-    op("dropout", "random", elementwise, python=True, cpu="bernoulli"),
-    op("alpha_dropout", "random", elementwise, python=True),
-    op("feature_dropout", "random", elementwise, python=("dropout1d", "dropout2d", "dropout3d")),
-    op("feature_alpha_dropout", "random", elementwise, python=True),
+    # in evaluation they give their input back
+    op("dropout", "random", dropped, python=True, cpu="bernoulli", bytes=moved.dropped),
+    op("alpha_dropout", "random", dropped, python=True, bytes=moved.dropped),
+    op("feature_dropout", "random", dropped, python=("dropout1d", "dropout2d", "dropout3d"), bytes=moved.dropped),
+    op("feature_alpha_dropout", "random", dropped, python=True, bytes=moved.dropped),
     op("_fused_dropout", "random", elementwise),
     op("native_dropout", "random", elementwise, cpu="bernoulli"),
 ]

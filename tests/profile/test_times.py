@@ -137,6 +137,75 @@ def test_C4_a_grouped_product_reads_the_experts_that_have_tokens() -> None:
     assert every.bytes_read == many.nbytes + weights.nbytes + ends.nbytes
 
 
+@pytest.mark.parametrize("drop", [F.dropout, F.alpha_dropout, F.feature_alpha_dropout, F.dropout1d, F.dropout2d])
+def test_C4_dropout_in_evaluation_costs_nothing(drop: Callable[..., torch.Tensor]) -> None:
+    def run(training: bool, p: float = 0.5) -> dict[str, Any]:
+        def program() -> None:
+            with torch.inference_mode():
+                x = torch.empty(16, 64, 256, 256, device="cuda")
+                drop(x[0] if drop is F.dropout1d else x, p, training=training)
+
+        return estimate(program)["totals"]
+
+    for free in (run(False), run(True, 0.0)):
+        assert (free["bound_s"], free["flops"]) == (0, 0)
+        assert free["about_s"] <= 4 * A100.launch_s
+    assert run(True)["bound_s"] > 0
+
+
+def test_C4_small_streams_take_their_bytes_at_the_rate_of_large_ones() -> None:
+    """Up to the size of the second-level cache they took what the measuring host did, by the cache of the target."""
+    for chip in ("l4", "rtx4090", "a100", "h100", "b200", "v100"):
+        target = targets.find(chip)
+        small, large = (
+            about.estimate(work.Work(0, 0, n // 2, n // 2, "float32", "elementwise", "aten::add"), target).seconds
+            for n in (target.l2_bytes / 2, 2e10)
+        )
+        assert small - 2.1e-6 <= large * target.l2_bytes / 4e10 * 1.01
+
+
+def test_C4_geforces_slower_matrix_units_are_fed_as_fast_and_come_nearer_to_their_peak() -> None:
+    """A GeForce multiplies 512 FLOPs a clock and multiprocessor, the same silicon in an L40S twice as many."""
+    for chip in ("rtx4090", "rtx3090", "rtx3060"):
+        assert factors.matrix_flops(targets.find(chip)) == pytest.approx(512, rel=0.03)
+    l40s, rtx4090 = targets.find("l40s"), targets.find("rtx4090")
+    ours, theirs = (factors.of(chip, "product", "half").values for chip in (rtx4090, l40s))
+    assert ours["edge"] == pytest.approx(theirs["edge"] / 2, rel=0.03) and theirs["efficiency"] < ours["efficiency"]
+    large = product(8192, 8192, 8192)
+    reached = [about.estimate(large, chip).least / about.estimate(large, chip).seconds for chip in (l40s, rtx4090)]
+    assert reached[0] < reached[1] <= 1
+    assert factors.of(targets.find("a6000"), "product", "half").values["efficiency"] < 1  # it has all of its units
+
+
+def test_C4_memory_without_error_correction_streams_at_the_share_of_stacked_memory() -> None:
+    def share(chip: str) -> float:
+        return factors.of(targets.find(chip), "stream", "single").values["elementwise"]
+
+    assert share("l4") == share("a10") == share("t4") < 0.8
+    assert share("rtx4090") == share("rtx3090") == share("a100-pcie-40gb")
+    assert 0.85 < share("rtx4090") <= 0.92
+
+
+def test_C4_intervals_of_chips_that_were_not_fitted_allow_for_another_source() -> None:
+    for model, kind in (("product", "half"), ("attention", "half"), ("stream", "single"), ("program", "single")):
+        low, high = (factors.fitted()["carried"][kind][model][end] for end in ("low", "high"))
+        for chip in ("rtx4090", "l4", "mi300x"):
+            known = factors.of(targets.find(chip), model, kind)
+            assert not known.own
+            assert known.low == pytest.approx(-math.hypot(low, 0.2)) and known.high == pytest.approx(
+                math.hypot(high, 0.2)
+            )
+
+
+def test_C4_odd_rows_cost_slower_matrix_units_less() -> None:
+    def factor(chip: str) -> float:
+        even, odd = (product(4096, 4096, 4096, unaligned=odd) for odd in (False, True))
+        return about.estimate(odd, targets.find(chip)).seconds / about.estimate(even, targets.find(chip)).seconds
+
+    assert factor("a100") == factor("h100") == pytest.approx(about.UNALIGNED, rel=0.01)
+    assert [factor("rtx4090"), factor("rtx3090")] == pytest.approx([1.5, 1.5], rel=0.02)
+
+
 def test_C4_what_the_cache_holds_may_be_faster_than_memory() -> None:
     small = work.Work(0, 0, 2**20, 2**20, "float32", "elementwise")
     assert max(roofline.bound(A100, small)) < 2**21 / A100.memory_bandwidth

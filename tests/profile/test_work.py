@@ -44,6 +44,9 @@ CASES: list[tuple[str, Any, tuple[Any, ...], dict[str, Any], int, int]] = [
     ("maximum with index", aten.max.dim, (X, 1), {}, 512, 8 * 4 + 8 * 8),
     ("softmax", aten._softmax.default, (X, -1, False), {}, 512, 512),
     ("layer norm", aten.native_layer_norm.default, (X, [16], ROW, ROW, 1e-5), {}, 512 + 128, 512 + 64),
+    ("dropout", aten.dropout.default, (X, 0.5, True), {}, 512, 512),
+    ("dropout in evaluation", aten.dropout.default, (X, 0.5, False), {}, 0, 0),
+    ("dropout of nothing", aten.dropout.default, (X, 0.0, True), {}, 0, 0),
     # products
     ("mm", aten.mm.default, (X, meta(16, 4)), {}, 512 + 256, 128),
     ("mm of a transposed", aten.mm.default, (X, meta(4, 16).t()), {}, 512 + 256, 128),

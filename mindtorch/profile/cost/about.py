@@ -31,8 +31,8 @@ HOST_COMPILED = 0.3
 #: Products in two-byte numbers take so much longer where rows begin at odd multiples of two bytes, as no copy into
 #: shared memory goes past registers then. Not in the measurements that were fitted. From nanoGPT's change of 50,257
 #: tokens to 50,304 (2023-02-04): the last layer had been 40 % of the time, and a fifth of the whole went; two of its
-#: three products have such rows.
-UNALIGNED = 3.0
+#: three products have such rows. That is of the A100's matrix units: slower ones wait less for what is copied.
+UNALIGNED, _UNALIGNED_FLOPS = 3.0, 2048.0
 #: What a processor that was measured (`Target.model`) may be off, as the logarithm.
 _MEASURED = 0.25
 #: Shapes that make up most of a whole program's time.
@@ -132,7 +132,9 @@ def _seconds(work: Work, family: str, target: Target, tf32: bool) -> tuple[float
         if kind == "single" and work.product is not None and work.product[0] == 1:
             # Fewer rows than were measured take at most as long as so many products of one, which stream their bytes.
             found = min(found, min(work.product[1:3]) * _streamed(work, target, kind)[0])
-        return found * (UNALIGNED if work.unaligned and target.capability >= (8, 0) else 1.0), known
+        if work.unaligned and target.capability >= (8, 0):
+            found *= 1 + (UNALIGNED - 1) * min(factors.matrix_flops(target) / _UNALIGNED_FLOPS, 1.0)
+        return found, known
     if family == "convolution":
         known = _factors(target, "product", kind)
         streamed, _ = _streamed(work, target, kind)

@@ -2,9 +2,11 @@
 
 `fitted.toml` holds what was fitted, per chip and number format: "half" (two bytes and less, on matrix units) and
 "single" (float32 on ordinary units). Another chip takes those of the fitted ones, the more of one the nearer it is by
-compute capability (`_kin`); they are shares of its own data sheet's rates. Two facts of the data sheet correct them:
+compute capability (`_kin`); they are shares of its own data sheet's rates. Facts of the data sheet correct them:
 
-- memory: chips with stacked memory (HBM: a capability with a zero behind the dot) and with GDDR are further apart;
+- memory: chips with stacked memory (HBM: a capability with a zero behind the dot) and with GDDR are further apart; in
+  what streams memory, those whose error correction takes bandwidth and those whose does not;
+- matrix units: those of GeForce have half the rate that the silicon's have elsewhere (`_slower_units`);
 - power: what matrix work reaches for long is at most what the board's power sustains. A multiply-add on ordinary units
   takes some `JOULES` per operation by generation; on matrix units, what the fitted kin of the generation sustains.
 """
@@ -36,6 +38,11 @@ _SOON = 3e-4
 _NEAR, _MEMORY, _POWER = 0.5, 2.0, 10.0
 #: How far off a data sheet's other memory, clock or board makes what the same silicon lends.
 _SHEET = 0.05
+#: Matrix units of less than this share of the kin's rate are slower ones, beside as much of everything else.
+_SLOWER = 0.75
+#: What another chip by another source is further off: errors of factors that were carried over are from within one
+#: source. The middle error of published runs on an RTX 3090 (timm's tables of training and inference).
+_SOURCE = 0.2
 #: Log-errors (10 % and 90 % of measurements) where nothing is known of a family.
 UNKNOWN = (-0.5, 0.5)
 _ENDS = (("low", UNKNOWN[0]), ("high", UNKNOWN[1]))
@@ -109,14 +116,14 @@ def of(target: Target, model: str, kind: str) -> Factors:
     if not kin:
         return Factors(_begin(model, kind), *UNKNOWN, "a guess", False)
     values = _mean(target, kin, kind)
+    if kind == "half" and "efficiency" in values:
+        _slower_units(values, target, kin)
     if "efficiency" in values:
         _power(values, target, kin[0], kind)
     doubt = fitted().get("carried", {}).get(kind, {}).get(model, {})
-    if _twin(target, kin[0].chip):
-        doubt = {
-            name: math.hypot(values.get(name, beyond), _SHEET) * math.copysign(1, beyond) for name, beyond in _ENDS
-        }
-    values.update({name: doubt.get(name, beyond) for name, beyond in _ENDS})
+    known, further = (values, _SHEET) if _twin(target, kin[0].chip) else (doubt, _SOURCE)
+    for name, beyond in _ENDS:
+        values[name] = math.hypot(known.get(name, beyond), further) * math.copysign(1, beyond)
     names = " and ".join([", ".join(one.chip.key for one in kin[:-1]), kin[-1].chip.key][len(kin) == 1 :])
     return _factors(values, model, kind, f"carried over from {names} by data sheet", False)
 
@@ -157,7 +164,8 @@ def _kin(target: Target, model: str, kind: str) -> list[_Kin]:
             continue
         other = targets.known()[key]
         apart = abs(_generation(other) - _generation(target))
-        if (model == "stream" or kind == "half") and _stacked(other) != _stacked(target):
+        stream = model == "stream"
+        if (stream and _checked(other) != _checked(target)) or (kind == "half" and _stacked(other) != _stacked(target)):
             apart += _MEMORY
         if kind == "single" and model != "stream" and _sustains(other) < _HUNGRY:
             apart += _POWER  # what it reaches is its power's, not its silicon's
@@ -187,6 +195,28 @@ def _lanes(target: Target) -> float:
     return target.rate("float32", False) / (2 * target.clock_hz * target.processors)
 
 
+def matrix_flops(target: Target) -> float:
+    """Of 16-bit numbers, in a clock of one multiprocessor."""
+    return target.rate("bfloat16", True) / (target.clock_hz * target.processors)
+
+
+def _slower_units(values: dict[str, float], target: Target, kin: list[_Kin]) -> None:
+    """GeForce's matrix units have half the rate of the silicon's (accumulating in float32), beside memory, caches and
+    schedulers that have not: what a tile takes on top of its multiply-adds weighs as much less, and power is left."""
+    whole = sum(one.weight for one in kin)
+    lent = math.exp(sum(one.weight / whole * math.log(matrix_flops(one.chip)) for one in kin))
+    rate = matrix_flops(target) / lent
+    if rate > _SLOWER or _stacked(target) or _stacked(kin[0].chip):
+        return
+    for name in ("edge", "small_head", "small_block"):
+        if name in values:
+            values[name] *= rate
+    if "edge" in values:
+        values["efficiency"] = max(values["efficiency"], 1.0)
+    else:  # attention, whose other work stays
+        values["efficiency"] = 1 / (1 + (1 / values["efficiency"] - 1) * rate)
+
+
 def _twin(target: Target, other: Target) -> bool:
     """The same silicon with another memory, or on another board."""
     return (target.capability, target.processors) == (other.capability, other.processors)
@@ -198,6 +228,12 @@ def _generation(target: Target) -> float:
 
 def _stacked(target: Target) -> bool:
     return target.capability[1] == 0 or target.capability[0] >= 9
+
+
+def _checked(target: Target) -> bool:
+    """Whether check bits of error correction take some of the bandwidth: GDDR has them among the data, stacked memory
+    beside it, GeForce's none."""
+    return target.ecc and not _stacked(target)
 
 
 def _sustains(target: Target) -> float:

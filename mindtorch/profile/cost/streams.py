@@ -4,8 +4,8 @@
 
 A kernel takes a while until all of the chip's memory channels are busy, and then moves its bytes at a share of the
 data sheet's bandwidth that depends on how often it goes over them: a softmax or a normalization of long rows reads
-them more than once. What is as small as the second-level cache has a rate of its own: it comes from there, but such a
-kernel is too short to fill the chip, and in the measurements the second weighs more.
+them more than once. What lies in the second-level cache comes at the same rate here: it is never slower, and how much
+faster it is was not measured.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from typing import Any
 
 import numpy as np
 
-#: Where a fit begins and how freely each factor moves. Shares of the data sheet's bandwidth, by family;
-#: cached: the rate of what is small, beside that of the rest; kept: up to which share of the second-level cache it is.
+#: Where a fit begins and how freely each factor moves. Shares of the data sheet's bandwidth, by family.
 FACTORS: Mapping[str, tuple[float, float]] = {
     "start_s": (4e-6, 0.5), "elementwise": (0.85, 0.2), "softmax": (0.65, 0.3), "norm": (0.5, 0.3),
-    "kept": (0.5, 0.3), "cached": (0.3, 0.5),
 }  # fmt: skip
 #: Family of an op by its tag in the op table; elsewhere "elementwise".
 _BY_TAG = {"softmax": "softmax", "norm": "norm", "reduction": "elementwise", "loss": "softmax"}
@@ -32,8 +30,4 @@ def family(tag: str) -> str:
 
 def seconds(factors: Mapping[str, float], chip: Any, nbytes: Any, share: Any) -> Any:
     """share: of the bandwidth, that of each op's family."""
-    f = factors
-    nbytes = np.asarray(nbytes, float)
-    missed = 1 / (1 + (f["kept"] * chip.l2_bytes / np.maximum(nbytes, 1)) ** 3)
-    through = chip.memory_bandwidth * share
-    return f["start_s"] + nbytes * (missed + (1 - missed) / f["cached"]) / through
+    return factors["start_s"] + np.asarray(nbytes, float) / (chip.memory_bandwidth * share)

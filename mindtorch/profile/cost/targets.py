@@ -23,7 +23,7 @@ _DTYPES = frozenset(WIDER)
 #: The target that is the machine at hand.
 MEASURED = "cpu"
 _FIELDS = frozenset({"name", "source", "memory_bytes", "memory_bandwidth", "launch_s", "matrix", "vector", "capability",
-                     "processors", "device", "also", "clock_hz", "l2_bytes", "power_w", "factors"})  # fmt: skip
+                     "processors", "device", "also", "clock_hz", "l2_bytes", "power_w", "ecc", "factors"})  # fmt: skip
 _DEVICES = ("cuda", "npu")
 _VENDORS = frozenset(
     {"nvidia", "geforce", "tesla", "quadro", "amd", "instinct", "huawei", "ascend", "tensor", "core", "gpu"}
@@ -39,7 +39,8 @@ class Target:
     the bytes that the program holds) where that was measured; without one it is the roofline's.
     capability, processors: CUDA's compute capability and number of streaming multiprocessors, for programs that ask.
     device: what torch calls devices of its kind. clock_hz, l2_bytes, power_w: its clock, second-level cache and board
-    power. also: other names. factors: {table: {factor: value}} of the models of time, where the sheet brings its own.
+    power. ecc: whether its memory has error correction. also: other names. factors: {table: {factor: value}} of the
+    models of time, where the sheet brings its own.
     """
 
     key: str
@@ -57,6 +58,7 @@ class Target:
     clock_hz: float = 1.5e9
     l2_bytes: float = 32e6
     power_w: float = 0.0
+    ecc: bool = True
     also: tuple[str, ...] = ()
     factors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -156,7 +158,7 @@ def _target(where: str, key: str, table: Any) -> Target:
         processors=int(_figure(where, table, "processors", 1, 1e6)) if "processors" in table else Target.processors,
         device=_device(where, table), clock_hz=_given(where, table, "clock_hz", 1e8, 1e11),
         l2_bytes=_given(where, table, "l2_bytes", 0, 1e12), power_w=_given(where, table, "power_w", 0, 1e6),
-        also=tuple(map(str, table.get("also", ()))), factors=_factors(where, table),
+        ecc=_flag(where, table, "ecc"), also=tuple(map(str, table.get("also", ()))), factors=_factors(where, table),
     )  # fmt: skip
 
 
@@ -171,6 +173,13 @@ def _factors(where: str, table: dict[str, Any]) -> Mapping[str, Mapping[str, Any
     value = table.get("factors", {})
     if not isinstance(value, dict) or not all(isinstance(part, (dict, str)) for part in value.values()):
         raise UsageError(f"[target] {where}: expected factors as tables of numbers, got {value!r}")
+    return value
+
+
+def _flag(where: str, table: dict[str, Any], field: str) -> bool:
+    value = table.get(field, getattr(Target, field))
+    if not isinstance(value, bool):
+        raise UsageError(f"[target] {where}: expected true or false for {field}, got {value!r}")
     return value
 
 
