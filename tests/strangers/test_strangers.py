@@ -38,7 +38,7 @@ def test_C8_a_failure_beside_threads(both):
 
 
 def test_C8_compiling_from_nothing_ends(both):
-    ran = both("compiles.py")
+    ran = both("compiles.py", anew=True)
     assert ran.plain.code == 0 and "(2, 4)" in ran.plain.stdout
     assert ran.report["unseen"] == [{"what": "compiled function", "count": 1}]
 
