@@ -4,6 +4,7 @@ Started as ``python -c``, and each program with a ``__main__`` of its own: it se
 a line of JSON; the answer is the fork's process id, and its exit code when it has ended.
 """
 
+import gc
 import importlib.machinery
 import json
 import os
@@ -55,6 +56,8 @@ def _program() -> types.CodeType | str:
         return compile(file.read(), first, "exec")
 
 
+gc.collect()
+gc.freeze()  # so that the forks' collectors need not look at what they share
 _server = sys.modules["__main__"]
 _code = _program()
 if isinstance(_code, str):

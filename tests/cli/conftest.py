@@ -49,7 +49,9 @@ class Runs:
 
     def anew(self, *line: str) -> Ran:
         """In a process that has imported nothing: for what is printed of the stack."""
-        done = subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=self.LIMIT, check=False)
+        done = subprocess.run(
+            line, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=self.LIMIT, check=False
+        )
         return Ran(done.returncode, done.stdout, done.stderr)
 
     def both(self, text: str, *args: str, options: tuple[str, ...] = ()) -> list[Ran]:
