@@ -27,7 +27,7 @@ def _requests() -> dict:
 
 
 def _program() -> types.CodeType | str:
-    """The program to run, in a process that is set up for it as python is by such arguments; of -m the module's name."""
+    """The program to run, in a process that is set up as python is by its arguments; of -m the module's name."""
     request = _requests()
     for number, (path, flags) in enumerate(
         ((os.devnull, os.O_RDONLY), (request["stdout"], os.O_WRONLY), (request["stderr"], os.O_WRONLY))
