@@ -117,8 +117,7 @@ AROUND = """
             os._exit(1)
         os._exit(0)
 """
-CAN = ["Ascend910B1", "Ascend910_9391"]
-CANNOT = ["Ascend910B", "Ascend910A", "Ascend310P3"]
+CAN, CANNOT = ["Ascend910B1", "Ascend910_9391"], ["Ascend910B", "Ascend910A", "Ascend310P3"]
 BELOW, KNOWN = ["0", "80500000", "90199801"], ["90200000", "100000000"]
 
 
@@ -134,8 +133,7 @@ def test_N4_what_another_device_works_on_is_waited_for_on_every_chip_and_runtime
         if waits == "1" or chip in CANNOT or runtime in BELOW
     ]
     assert len(every) == 46
-    if not whole and count != 2:  # what chips and runtimes decide does not come from how many there are
-        every = every[count % 3 :: 3]
+    every = every if whole or count == 2 else every[count % 3 :: 3]  # what they decide has nothing to do with count
     said = in_npu_process(
         AROUND
         + f"""
