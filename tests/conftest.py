@@ -12,7 +12,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,7 +47,24 @@ for _backend in (torch.cuda, torch.xpu, torch.mtia):
 _CONFORMANCE_DTYPES = ("float32", "int64", "bool", "float64", "bfloat16", "complex64")
 
 
+#: What ``--whole`` is for the suites whose sample has an option of its own.
+_WHOLE = {
+    "programs": 20_000,
+    "torch_facts": "full",
+    "forms": 20,
+    "lines": 1,
+    "faults": 1000,
+    "messages": 100_000,
+    "conformance": "full",
+    "strangers": "full",
+    "npu_load": "full",
+}
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--whole", action="store_true", help="every case of what is tried with a sample else; hours for all tests"
+    )
     parser.addoption("--programs", type=int, default=None, help="random programs to compare with eager")
     parser.addoption(
         "--torch-facts", choices=("slice", "full"), default="slice", help="names to rename in torch (test_torch_facts)"
@@ -56,7 +73,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--lines", type=int, default=19, help="interrupt at every n-th line (tests/remote)")
     parser.addoption("--first-fault", type=int, default=0, help="the number of the first of them, which decides it")
     parser.addoption("--faults", type=int, default=4, help="ends of workers of a cluster (tests/cluster)")
-    parser.addoption("--messages", type=int, default=4000, help="mutated messages to an executor (tests/remote)")
+    parser.addoption("--messages", type=int, default=2000, help="mutated messages to an executor (tests/remote)")
     parser.addoption(
         "--conformance",
         choices=("slice", "full"),
@@ -108,6 +125,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "long: takes minutes, and so is begun first: the other process has work until it ends"
     )
+    config.addinivalue_line("markers", "whole: a case that only --whole tries: its siblings prove most of it")
+    if config.getoption("--whole"):
+        for name, value in _WHOLE.items():
+            setattr(config.option, name, value)
     if config.getoption("--executor") != "local":
         os.environ["GENIE_EXECUTOR"] = config.getoption("--executor")
 
@@ -116,6 +137,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Tests that do not hold on every executor say why. With ``--shuffle``, no file may need what another has left
     behind.
     """
+    if not config.getoption("--whole"):
+        beyond = [item for item in items if item.get_closest_marker("whole")]
+        items[:] = [item for item in items if not item.get_closest_marker("whole")]
+        config.hook.pytest_deselected(items=beyond)
     executor = config.getoption("--executor")
     for item in items:
         for mark in item.iter_markers("only_on"):
@@ -192,6 +217,12 @@ def forget_the_past() -> None:
 
 
 @pytest.fixture(scope="session")
+def whole(pytestconfig: pytest.Config) -> bool:
+    """Whether every case is tried, not a sample."""
+    return bool(pytestconfig.getoption("--whole"))
+
+
+@pytest.fixture(scope="session")
 def root() -> Path:
     """The source checkout."""
     return ROOT
@@ -215,11 +246,14 @@ def in_python() -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
-@pytest.fixture(scope="session")
-def after_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """``in_python`` for code that begins with importing torch: in a fork of a process that has done that (forks.py).
+Forked = Callable[..., subprocess.CompletedProcess[str]]
 
-    Not for what Python, torch or OpenMP reads from the environment as it starts.
+
+@pytest.fixture(scope="session")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
+    """Runs python with such arguments, in a fork of a process that has imported torch (forks.py), where we are.
+
+    Not for what Python, torch or OpenMP reads from the environment as it starts, nor for what is printed of the stack.
     """
     source = ROOT / "tests" / "forks.py"
     begin = f"exec(compile(open({str(source)!r}).read(), {str(source)!r}, 'exec'))"
@@ -227,14 +261,15 @@ def after_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
     assert server.stdin and server.stdout
     files = {name: tmp_path_factory.mktemp("fork") / name for name in ("stdout", "stderr")}
 
-    def run(code: str, *, fails: bool = False, **environment: str) -> subprocess.CompletedProcess[str]:
-        assert all(name.startswith("GENIE_") for name in environment), "read before a fork's program begins"
+    def run(
+        *arguments: str, folder: Path | None = None, environment: Mapping[str, str] = os.environ
+    ) -> subprocess.CompletedProcess[str]:
         for path in files.values():
             path.write_text("")
         request = {
-            "code": textwrap.dedent(code),
-            "environment": {**os.environ, **environment},
-            "folder": os.getcwd(),
+            "arguments": arguments,
+            "environment": dict(environment),
+            "folder": str(folder or os.getcwd()),
             **{name: str(path) for name, path in files.items()},
         }
         print(json.dumps(request), file=server.stdin, flush=True)
@@ -243,13 +278,24 @@ def after_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
         killer.start()
         returned = int(server.stdout.readline())
         killer.cancel()
-        done = subprocess.CompletedProcess(code, returned, *(path.read_text() for path in files.values()))
-        assert (returned != 0) == fails, done.stderr
-        return done
+        return subprocess.CompletedProcess(arguments, returned, *(path.read_text() for path in files.values()))
 
     yield run
     server.stdin.close()
     server.wait(60)
+
+
+@pytest.fixture(scope="session")
+def after_torch(forked: Forked) -> Forked:
+    """``in_python`` for code that begins with importing torch: in a fork of a process that has done that."""
+
+    def run(code: str, *, fails: bool = False, **environment: str) -> subprocess.CompletedProcess[str]:
+        assert all(name.startswith("GENIE_") for name in environment), "read before a fork's program begins"
+        done = forked("-c", textwrap.dedent(code), environment={**os.environ, **environment})
+        assert (done.returncode != 0) == fails, done.stderr
+        return done
+
+    return run
 
 
 @pytest.fixture

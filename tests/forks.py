@@ -4,8 +4,11 @@ Started as ``python -c``, and each program with a ``__main__`` of its own: it se
 a line of JSON; the answer is the fork's process id, and its exit code when it has ended.
 """
 
+import gc
+import importlib.machinery
 import json
 import os
+import runpy
 import sys
 import types
 
@@ -23,8 +26,8 @@ def _requests() -> dict:
     sys.exit()
 
 
-def _program() -> types.CodeType:
-    """The program to run, in a process that is set up for it."""
+def _program() -> types.CodeType | str:
+    """The program to run, in a process that is set up as python is by its arguments; of -m the module's name."""
     request = _requests()
     for number, (path, flags) in enumerate(
         ((os.devnull, os.O_RDONLY), (request["stdout"], os.O_WRONLY), (request["stderr"], os.O_WRONLY))
@@ -35,9 +38,29 @@ def _program() -> types.CodeType:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
-    return compile(request["code"], "<string>", "exec")
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__builtins__ = __builtins__
+    first, *rest = request["arguments"]
+    if first == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        return compile(rest[0], "<string>", "exec")
+    if first == "-m":
+        sys.path[0] = os.getcwd()
+        sys.argv = ["-m", *rest[1:]]
+        return rest[0]
+    sys.path[0] = os.path.dirname(os.path.abspath(first))
+    sys.argv = [first, *rest]
+    main.__file__ = first
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", first)
+    with open(first, "rb") as file:
+        return compile(file.read(), first, "exec")
 
 
-_code, _server = _program(), sys.modules["__main__"]
-sys.modules["__main__"] = types.ModuleType("__main__")
-exec(_code, vars(sys.modules["__main__"]))
+gc.collect()
+gc.freeze()  # so that the forks' collectors need not look at what they share
+_server = sys.modules["__main__"]
+_code = _program()
+if isinstance(_code, str):
+    runpy._run_module_as_main(_code)
+else:
+    exec(_code, vars(sys.modules["__main__"]))

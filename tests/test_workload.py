@@ -44,7 +44,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "vit": {**IMAGE, "architectures": ["ViTForImageClassification"]},
     "convnext": {"hidden_sizes": [8, 16, 32, 32], "depths": [1, 1, 1, 1], "image_size": 32},
     "clip": {"text_config": {**SIZES, "max_position_embeddings": 24}, "vision_config": IMAGE, "projection_dim": 16},
-    "wav2vec2": {**SIZES, "conv_dim": [16], "conv_kernel": [10], "conv_stride": [5], "num_feat_extract_layers": 1,
+    "wav2vec2": {**SIZES, "conv_dim": [16], "conv_kernel": [20], "conv_stride": [20], "num_feat_extract_layers": 1,
                  "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2},
     "llava": {"text_config": {**SIZES, "model_type": "llama"},
               "vision_config": {**IMAGE, "model_type": "clip_vision_model"}},

@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,39 +27,37 @@ class Ran(NamedTuple):
 
 
 class Runs:
-    """Runs programs by python and by ``genie run``."""
+    """Runs programs by python and by ``genie run``: in forks, whose torch is imported already."""
 
-    GENIE = (sys.executable, "-m", "mindtorch.cli.main", "run")
     LIMIT = 240  # seconds
+    GENIE = (sys.executable, "-m", "mindtorch.cli.main", "run")
+
+    def __init__(self, forked: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+        self._forked = forked
 
     def write(self, text: str, name: str = "script.py") -> str:
         Path(name).write_text(textwrap.dedent(text))
         return name
 
     def run(self, *line: str) -> Ran:
-        return self._end(self._begin(*line))
+        assert line[0] == sys.executable
+        done = self._forked(*line[1:])
+        return Ran(done.returncode, done.stdout, done.stderr)
 
-    def together(self, *lines: list[str]) -> list[Ran]:
-        """Command lines at the same time."""
-        return [self._end(process) for process in [self._begin(*line) for line in lines]]
+    def each(self, *lines: list[str]) -> list[Ran]:
+        return [self.run(*line) for line in lines]
 
-    def _begin(self, *line: str) -> subprocess.Popen[str]:
-        pipe = subprocess.PIPE
-        return subprocess.Popen(line, stdout=pipe, stderr=pipe, stdin=subprocess.DEVNULL, text=True)
-
-    def _end(self, process: subprocess.Popen[str]) -> Ran:
-        try:
-            out, err = process.communicate(timeout=self.LIMIT)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            raise
-        return Ran(process.returncode, out, err)
+    def anew(self, *line: str) -> Ran:
+        """In a process that has imported nothing: for what is printed of the stack."""
+        done = subprocess.run(
+            line, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=self.LIMIT, check=False
+        )
+        return Ran(done.returncode, done.stdout, done.stderr)
 
     def both(self, text: str, *args: str, options: tuple[str, ...] = ()) -> list[Ran]:
         """The script by python and by genie run."""
         name = self.write(text)
-        return self.together([sys.executable, name, *args], [*self.GENIE, *options, name, *args])
+        return self.each([sys.executable, name, *args], [*self.GENIE, *options, name, *args])
 
     def same(self, text: str, *args: str, options: tuple[str, ...] = ()) -> Ran:
         """The latter, which has printed the same."""
@@ -69,9 +68,9 @@ class Runs:
 
 
 @pytest.fixture
-def runs(tmp_path, monkeypatch) -> Runs:
+def runs(tmp_path, monkeypatch, forked) -> Runs:
     """In a folder of the test's own, with the environment's defaults."""
     monkeypatch.chdir(tmp_path)  # in the checkout, "python -m" would import the source folder
     for name in ("GENIE_EXECUTOR", "GENIE_EXECUTOR_DEVICE", "GENIE_REGISTER_DEVICE"):
         monkeypatch.delenv(name, raising=False)
-    return Runs()
+    return Runs(forked)

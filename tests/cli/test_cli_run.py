@@ -42,7 +42,7 @@ def test_C9_exit_codes_are_the_programs(runs, end):
 
 
 def test_C9_a_traceback_has_no_line_of_ours(runs):
-    plain, under = runs.both("""
+    name = runs.write("""
         import torch
 
         def step(x):
@@ -50,6 +50,7 @@ def test_C9_a_traceback_has_no_line_of_ours(runs):
 
         step(torch.ones(2, 3))
     """)
+    plain, under = runs.anew(sys.executable, name), runs.anew(*runs.GENIE, name)
     frames = [line for line in plain.err.splitlines() if line.startswith("  File")]
     assert plain.code == under.code == 1
     assert [line for line in under.err.splitlines() if line.startswith("  File")] == frames
@@ -61,7 +62,7 @@ def test_C9_a_module_is_run_as_python_dash_m_runs_it(runs):
     runs.write("", "pkg/__init__.py")
     runs.write("import sys, torch\nprint(__name__, __package__, sys.argv[1:], torch.ones(2).sum())\n", "pkg/train.py")
     line = ["-m", "pkg.train", "--lr", "1"]
-    plain, under = runs.together([sys.executable, *line], [*runs.GENIE, *line])
+    plain, under = runs.each([sys.executable, *line], [*runs.GENIE, *line])
     assert under == plain and "__main__ pkg ['--lr', '1'] tensor(2.)" in under.out
 
 

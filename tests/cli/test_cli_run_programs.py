@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+# Each program runs here or in another process, by turns; both with --whole.
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -83,7 +84,9 @@ TRAINING = """
 """
 
 
-@pytest.mark.parametrize("executor", ["local", "loopback", "pipe"])
+@pytest.mark.parametrize(
+    "executor", ["local", *(pytest.param(name, marks=pytest.mark.whole) for name in ("loopback", "pipe"))]
+)
 def test_C9_training_with_loaders_and_dropout_has_pythons_bits(runs, executor):
     runs.same(TRAINING, options=("--executor", executor))
 
@@ -134,7 +137,7 @@ MIXED = """
 """
 
 
-@pytest.mark.parametrize("executor", ["local", "pipe"])
+@pytest.mark.parametrize("executor", ["pipe", pytest.param("local", marks=pytest.mark.whole)])
 def test_C9_plain_tensors_join_those_on_the_device(runs, executor):
     runs.same(MIXED, options=("--executor", executor))
 
@@ -174,17 +177,17 @@ DRAWS = """
 """
 
 
-@pytest.mark.parametrize("executor", ["local", "pipe"])
+@pytest.mark.parametrize("executor", ["local", pytest.param("pipe", marks=pytest.mark.whole)])
 def test_C9_draws_here_and_there_are_one_sequence(runs, executor):
     runs.same(DRAWS, options=("--executor", executor))
 
 
-@pytest.mark.parametrize("executor", ["local", "pipe"])
+@pytest.mark.parametrize("executor", ["pipe", pytest.param("local", marks=pytest.mark.whole)])
 def test_C9_the_example_prints_the_same_text_and_losses(runs, executor):
     small = ["--layers", "2", "--width", "48", "--vocab", "101", "--seq", "8", "--decode", "3", "--steps", "3"]
     line = [str(ROOT / "examples" / "gpt2.py"), *small]
     options = ["--device", "remote_accelerator:0", "--executor", executor]
-    plain, under = runs.together([sys.executable, *line], [*runs.GENIE, *options, *line])
+    plain, under = runs.each([sys.executable, *line], [*runs.GENIE, *options, *line])
     assert under.out == plain.out and plain.out.count("loss") == 3 and "generated [[" in plain.out, under.err
 
 
@@ -214,7 +217,7 @@ TRANSFORMERS = """
 """
 
 
-@pytest.mark.parametrize("executor", ["local", "pipe"])
+@pytest.mark.parametrize("executor", ["local", pytest.param("pipe", marks=pytest.mark.whole)])
 def test_C9_a_model_of_transformers_trains_generates_and_is_loaded(runs, executor):
     pytest.importorskip("transformers")
     runs.same(TRANSFORMERS, options=("--executor", executor))
@@ -277,7 +280,7 @@ CHECKPOINTS = """
 """
 
 
-@pytest.mark.parametrize("executor", ["local", "pipe"])
+@pytest.mark.parametrize("executor", ["pipe", pytest.param("local", marks=pytest.mark.whole)])
 def test_C9_checkpoints_packed_sequences_and_averages_have_pythons_bits(runs, executor):
     runs.same(CHECKPOINTS, options=("--executor", executor))
 

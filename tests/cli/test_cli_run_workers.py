@@ -35,7 +35,7 @@ def test_R5_a_program_for_one_device_runs_on_several_workers_with_the_same_outpu
     monkeypatch.setenv("GENIE_WORKER_MEMORY", "3000000")
     name = runs.write(TRAIN)
     options = ["--executor", "pipe", "--workers", "3", "--map", "cuda"]
-    plain, under, planned = runs.together(
+    plain, under, planned = runs.each(
         [sys.executable, name], [*runs.GENIE, *options, name], [*runs.GENIE, *options, "--plan", name]
     )
     assert plain.code == 0, plain.err

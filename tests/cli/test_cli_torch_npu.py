@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,29 +99,39 @@ print(tuple(out.shape), out.device)
 """
 
 
-def genie(tmp_path: Path, script: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    path = tmp_path / "program.py"
-    path.write_text(script)
-    command = [sys.executable, "-m", "mindtorch", *options, str(path)]
-    env = {name: value for name, value in os.environ.items() if name != "GENIE_ACL_LIBRARY"} | environment
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=env, check=False)
+Forked = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def estimated(tmp_path: Path, script: str, target: str = "910b") -> tuple[str, dict[str, Any]]:
-    """What the script printed, and the report."""
-    done = genie(tmp_path, script, "profile", "--target", target, "--json", str(tmp_path / "report.json"))
-    assert done.returncode == 0, done.stderr
-    return done.stdout, json.loads((tmp_path / "report.json").read_text())
+@pytest.fixture
+def genie(forked: Forked) -> Forked:
+    def run(tmp_path: Path, script: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        path = tmp_path / "program.py"
+        path.write_text(script)
+        env = {name: value for name, value in os.environ.items() if name != "GENIE_ACL_LIBRARY"} | environment
+        return forked("-m", "mindtorch", *options, str(path), environment=env)
+
+    return run
 
 
-def test_C4_a_training_script_for_npus(tmp_path: Path) -> None:
+@pytest.fixture
+def estimated(genie: Forked) -> Callable[..., tuple[str, dict[str, Any]]]:
+    def run(tmp_path: Path, script: str, target: str = "910b") -> tuple[str, dict[str, Any]]:
+        """What the script printed, and the report."""
+        done = genie(tmp_path, script, "profile", "--target", target, "--json", str(tmp_path / "report.json"))
+        assert done.returncode == 0, done.stderr
+        return done.stdout, json.loads((tmp_path / "report.json").read_text())
+
+    return run
+
+
+def test_C4_a_training_script_for_npus(tmp_path: Path, estimated: Callable[..., Any]) -> None:
     printed, report = estimated(tmp_path, TRAINING)
     assert "trained on npu:0" in printed and report["memory"]["device"] == "npu:0"
     phases = {row["name"]: row["flops"] for row in report["phases"]}
     assert phases["forward"] > 0 and phases["backward"] > phases["forward"]
 
 
-def test_C4_a_script_that_is_transferred_to_npus(tmp_path: Path) -> None:
+def test_C4_a_script_that_is_transferred_to_npus(tmp_path: Path, estimated: Callable[..., Any]) -> None:
     printed, report = estimated(tmp_path, TRANSFERRED)
     assert "torch_npu npu:0 npu:0" in printed and report["memory"]["device"] == "npu:0"
     # The same script where there is no torch_npu: as it is for CUDA, and as much work.
@@ -130,19 +140,19 @@ def test_C4_a_script_that_is_transferred_to_npus(tmp_path: Path) -> None:
     assert [report["totals"][name] for name in ("ops", "flops")] == [other["totals"][name] for name in ("ops", "flops")]
 
 
-def test_C4_inference_with_transformers_on_npus(tmp_path: Path) -> None:
+def test_C4_inference_with_transformers_on_npus(tmp_path: Path, estimated: Callable[..., Any]) -> None:
     pytest.importorskip("transformers")
     printed, report = estimated(tmp_path, INFERENCE)
     assert "(1, 20) npu:0" in printed and report["memory"]["device"] == "npu:0"
 
 
-def test_C4_a_graph_of_a_script_for_npus(tmp_path: Path) -> None:
+def test_C4_a_graph_of_a_script_for_npus(tmp_path: Path, genie: Forked) -> None:
     script = "import torch, torch_npu\ntorch.npu.set_device(0)\ntorch.ones(2).npu().relu()\ntorch.npu.synchronize()\n"
     done = genie(tmp_path, script, "graph", "--device", "meta")
     assert done.returncode == 0 and "relu" in done.stdout, done.stderr
 
 
-def test_C4_a_program_that_lets_torch_npu_be_found_itself(tmp_path: Path) -> None:
+def test_C4_a_program_that_lets_torch_npu_be_found_itself(tmp_path: Path, estimated: Callable[..., Any]) -> None:
     script = """
 import mindtorch.npu.compat
 import torch, torch_npu
@@ -158,7 +168,7 @@ print(free <= total == 64_000_000_000, torch.npu.get_device_name(), x.cpu().pin_
     assert "True 1 True npu:0\nTrue Huawei Ascend 910B" in printed and report["memory"]["device"] == "npu:0"
 
 
-def test_C1_without_an_npu_the_program_finds_none(tmp_path: Path) -> None:
+def test_C1_without_an_npu_the_program_finds_none(tmp_path: Path, genie: Forked) -> None:
     code = (
         "import torch\ntry:\n    import torch_npu\nexcept ImportError as error:\n    print(error)\ntorch.ones(2) + 1\n"
     )

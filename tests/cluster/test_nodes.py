@@ -10,10 +10,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+Forked = Callable[..., "subprocess.CompletedProcess[str]"]
 GENIE = [sys.executable, "-m", "mindtorch"]
 
 
@@ -27,9 +28,15 @@ def free_port() -> int:
     raise AssertionError("no free port")
 
 
-def genie(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    variables = {name: value for name, value in os.environ.items() if not name.startswith(("GENIE_", "RAY_"))}
-    return subprocess.run([*GENIE, *args], env=variables | environment, capture_output=True, text=True, timeout=120)
+@pytest.fixture
+def genie(forked: Forked) -> Forked:
+    """The command, of which variables beginning with GENIE_ or RAY_ are only those that are given."""
+
+    def run(*args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        variables = {name: value for name, value in os.environ.items() if not name.startswith(("GENIE_", "RAY_"))}
+        return forked("-m", "mindtorch", *args, environment=variables | environment)
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +66,7 @@ def worker() -> Iterator[tuple[subprocess.Popen[str], str, str]]:
 Worker = tuple[subprocess.Popen[str], str, str]
 
 
-def test_C9_what_a_cluster_has_is_listed(worker: Worker) -> None:
+def test_C9_what_a_cluster_has_is_listed(worker: Worker, genie: Forked) -> None:
     _process, address, token = worker
     shown = genie("worker", "list", "--address", address, RAY_AUTH_TOKEN=token)
     assert shown.returncode == 0 and re.match(r"127\.0\.0\.1 .*2 CPU\(s\), 0 GPU\(s\), \d.*memory\n$", shown.stdout)
@@ -73,7 +80,7 @@ def test_C9_what_a_cluster_has_is_listed(worker: Worker) -> None:
     assert device["available"] and device["details"]["nodes"] == [node]
 
 
-def test_C9_a_program_runs_on_it_with_two_devices(worker: Worker, tmp_path: object) -> None:
+def test_C9_a_program_runs_on_it_with_two_devices(worker: Worker, tmp_path: object, genie: Forked) -> None:
     _process, address, token = worker
     script = os.path.join(str(tmp_path), "two.py")
     with open(script, "w") as file:
@@ -89,13 +96,13 @@ def test_C9_a_program_runs_on_it_with_two_devices(worker: Worker, tmp_path: obje
     assert (run.returncode, run.stdout) == (0, "[2.0, 2.0, 2.0] remote_accelerator:0\n2\n"), run.stderr
 
 
-def test_R3_nobody_without_the_token_is_let_in(worker: Worker) -> None:
+def test_R3_nobody_without_the_token_is_let_in(worker: Worker, genie: Forked) -> None:
     _process, address, _token = worker
     refused = genie("worker", "list", "--address", address, RAY_AUTH_TOKEN="0" * 64)
     assert refused.returncode == 2 and len(refused.stderr.strip().splitlines()) == 1, refused.stderr
 
 
-def test_C9_what_cannot_be_started_is_one_line(worker: Worker) -> None:
+def test_C9_what_cannot_be_started_is_one_line(worker: Worker, genie: Forked) -> None:
     _process, address, _token = worker
     taken = genie("worker", "start", "--port", address.partition(":")[2])
     assert taken.returncode == 2 and "free port" in taken.stderr

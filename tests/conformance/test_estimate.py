@@ -63,6 +63,10 @@ def _input(a: Any) -> Any:
     return lazy.hold(like, place_of("cpu", anywhere=True), None, False).requires_grad_(a.requires_grad)
 
 
+#: Of the slice every fourth entry: what differs between operators is tests/conformance/test_operators.py's.
+EVERY = 4
+
+
 def _facts(out: Any) -> list[Any]:
     return [
         (t.dtype, t.shape, t.stride(), t.storage_offset(), t.requires_grad, t.is_inference(), t.device)

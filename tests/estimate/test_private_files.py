@@ -12,7 +12,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +85,16 @@ def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield folder
 
 
-def genie(at: Path, *args: str, mounts: bool = True) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "TMPDIR": str(at / "tmp"), "GENIE_PRIVATE_MOUNTS": str(int(mounts))}
-    line = [sys.executable, "-m", "mindtorch.cli.main", *args]
-    return subprocess.run(line, env=environment, cwd=at, capture_output=True, text=True, check=False, timeout=240)
+Forked = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def genie(forked: Forked) -> Forked:
+    def run(at: Path, *args: str, mounts: bool = True) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "TMPDIR": str(at / "tmp"), "GENIE_PRIVATE_MOUNTS": str(int(mounts))}
+        return forked("-m", "mindtorch.cli.main", *args, folder=at, environment=environment)
+
+    return run
 
 
 def but_for_scratch(found: dict[str, Any]) -> dict[str, Any]:
@@ -133,7 +139,7 @@ torch.nn.Linear(2, 2, device="cuda")(torch.ones(1, 2, device="cuda"))
 
 
 @pytest.mark.parametrize("mounts", [True, False], ids=["overlays", "functions"])
-def test_C4_an_estimate_writes_nothing(at: Path, mounts: bool) -> None:
+def test_C4_an_estimate_writes_nothing(at: Path, mounts: bool, genie: Forked) -> None:
     """25 kinds of writers; the program reads what it wrote, and the report names it. The report itself is written."""
     covered = mounts and has_mounts()
     before = snapshot(at)
@@ -153,7 +159,7 @@ def test_C4_an_estimate_writes_nothing(at: Path, mounts: bool) -> None:
         assert found["not_held_back"] == []
 
 
-def test_C8_check_and_graph_write_nothing(at: Path) -> None:
+def test_C8_check_and_graph_write_nothing(at: Path, genie: Forked) -> None:
     before = snapshot(at)
     ran = genie(at, "check", "--target", "h100", "--json", str(WRITERS), str(at))
     assert ran.returncode == 0 and "done: 23\n" in ran.stderr, ran.stderr  # standard output is the JSON
@@ -225,7 +231,7 @@ def test_C4_a_program_that_fails_leaves_nothing(at: Path) -> None:
     assert snapshot(at) == before
 
 
-def test_C8_numbers_are_marked_once_and_only_where_there_are_any(at: Path) -> None:
+def test_C8_numbers_are_marked_once_and_only_where_there_are_any(at: Path, genie: Forked) -> None:
     """On stderr: standard output is the program's own."""
     begins = "import torch\nprint('start', 1)\nloss = torch.nn.Linear(9, 9)(torch.ones(9, 9)).sum()\n"
     (at / "prints.py").write_text(begins + "for _ in range(2):\n    print('loss', loss.item())\n")
@@ -241,7 +247,7 @@ def test_C8_numbers_are_marked_once_and_only_where_there_are_any(at: Path) -> No
     assert ran.stderr == f"start 1\n{mark}loss 0.0\nloss 0.0\n" and json.loads(ran.stdout)["mode"] == "estimate"
 
 
-def test_C8_exit_codes_and_tracebacks_are_the_programs(at: Path) -> None:
+def test_C8_exit_codes_and_tracebacks_are_the_programs(at: Path, genie: Forked) -> None:
     (at / "fails.py").write_text("open('keep.txt', 'w').close()\nopen('no/such/folder', 'w')\n")
     plain = subprocess.run([sys.executable, "fails.py"], cwd=at, capture_output=True, text=True, check=False)
     (at / "keep.txt").write_text("keep")
@@ -256,7 +262,7 @@ def test_C8_exit_codes_and_tracebacks_are_the_programs(at: Path) -> None:
     assert done.exit_code == 7 and (at / "keep.txt").read_text() == "keep"
 
 
-def test_C4_a_rank_that_another_waits_for_writes_nothing(at: Path) -> None:
+def test_C4_a_rank_that_another_waits_for_writes_nothing(at: Path, genie: Forked) -> None:
     """It runs in a process of its own, and ends there when it has sent what was asked for."""
     (at / "ranks.py").write_text(
         "import torch\nimport torch.distributed as dist\n"

@@ -1,4 +1,4 @@
-"""Programs of strangers: each run plainly and under the command, at the same time, with a time limit of its own."""
+"""Programs of strangers: each run plainly and under the command, with a time limit of its own."""
 
 from __future__ import annotations
 
@@ -33,16 +33,6 @@ class Both(NamedTuple):
     report: dict[str, Any]
 
 
-def _end(process: subprocess.Popen[str], what: str) -> Ran:
-    try:
-        stdout, stderr = process.communicate(timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        stdout, stderr = process.communicate()
-        pytest.fail(f"{what} did not end within {LIMIT} s\n{stdout}\n{stderr}")
-    return Ran(process.returncode, stdout, stderr)
-
-
 @pytest.fixture
 def programs() -> Path:
     return PROGRAMS
@@ -53,39 +43,37 @@ def limit() -> int:
     return LIMIT
 
 
-def _start(line: list[str], stdin: str, folder: Path, **environment: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen(line, cwd=folder, env={**os.environ, "COLUMNS": "100", **environment}, text=True,
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
-    if stdin:
-        process.stdin.write(stdin)  # type: ignore[union-attr]
-        process.stdin.close()  # type: ignore[union-attr]
-        process.stdin = None
-    return process
-
-
 @pytest.fixture
-def together(tmp_path: Path) -> Callable[..., dict[str, Ran]]:
-    """Runs command lines at the same time, each in a folder of its own or all in one; how each of them ended."""
+def each(tmp_path: Path, forked: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., dict[str, Ran]]:
+    """Runs command lines, each in a folder of its own or all in one; how each of them ended.
 
-    def run(lines: dict[str, list[str]], stdin: str = "", folder: Path | None = None,
+    In forks of a process that has imported torch, unless there is something to read or torch is to be imported by them.
+    """
+
+    def run(lines: dict[str, list[str]], stdin: str = "", folder: Path | None = None, anew: bool = False,
             **environment: str) -> dict[str, Ran]:  # fmt: skip
-        processes = {}
+        ran = {}
         for which, line in lines.items():
             place = tmp_path / which
             place.mkdir(exist_ok=True)
-            cache = str(place / "inductor")
-            processes[which] = _start(line, stdin, folder or place, TORCHINDUCTOR_CACHE_DIR=cache, **environment)
-        return {which: _end(process, " ".join(lines[which])) for which, process in processes.items()}
+            inside = {"TORCHINDUCTOR_CACHE_DIR": str(place / "inductor"), "COLUMNS": "100", **environment}
+            if anew or stdin or line[0] != sys.executable:
+                done = subprocess.run(line, cwd=folder or place, env=os.environ | inside, text=True, input=stdin,
+                                      capture_output=True, timeout=LIMIT, check=False)  # fmt: skip
+            else:
+                done = forked(*line[1:], folder=folder or place, environment=os.environ | inside)
+            ran[which] = Ran(done.returncode, done.stdout, done.stderr)
+        return ran
 
     return run
 
 
 @pytest.fixture
-def both(tmp_path: Path, together: Callable[..., dict[str, Ran]]) -> Callable[..., Both]:
+def both(tmp_path: Path, each: Callable[..., dict[str, Ran]]) -> Callable[..., Both]:
     """Runs a program plainly and as ``genie COMMAND --json FILE … program``; output and exit code must be the same."""
 
     def run(name: str, command: str = "profile", *options: str, arguments: tuple[str, ...] = (), stdin: str = "",
-            genie: tuple[str, ...] | None = None) -> Both:  # fmt: skip
+            genie: tuple[str, ...] | None = None, anew: bool = False) -> Both:  # fmt: skip
         path = str(PROGRAMS / name)
         out = tmp_path / f"{command}.json"
         entry = genie or (sys.executable, "-m", "mindtorch.cli.main")
@@ -93,7 +81,7 @@ def both(tmp_path: Path, together: Callable[..., dict[str, Ran]]) -> Callable[..
             "plain": [sys.executable, path, *arguments],
             "genie": [*entry, command, "--json", str(out), *options, path, *arguments],
         }
-        ran = together(lines, stdin)
+        ran = each(lines, stdin, anew=anew)
         plain, under = ran["plain"], ran["genie"]
         assert under.code == plain.code, under.stderr
         if command == "profile":

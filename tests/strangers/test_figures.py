@@ -149,18 +149,18 @@ def test_C1_forty_programs() -> None:
     assert len(PROGRAMS) == len({program.name for program in PROGRAMS}) == 40
 
 
-def test_C3_totals_are_those_that_torch_tells(program, together, programs, tmp_path, request, record_property) -> None:
+def test_C3_totals_are_those_that_torch_tells(program, each, programs, tmp_path, request, record_property) -> None:
     full = request.config.getoption("--strangers") == "full"
     words = program.name.split() if program.name.startswith("-m") else [str(programs / program.name)]
     words += program.arguments
     out = {name: tmp_path / f"{name}.json" for name in ("report", "trace", "torch")}
     reference = str(programs.parent / "reference.py")
-    ran = together({
+    ran = each({
         **({"plain": [sys.executable, *words]} if full or program.own else {}),
         **({} if program.own else {"reference": [sys.executable, reference, str(out["torch"]), *words]}),
         "genie": [sys.executable, "-m", "mindtorch.cli.main", "profile", "--json", str(out["report"]),
                   "--trace", str(out["trace"]), *words],
-    }, program.stdin, programs if words[0] == "-m" else None,
+    }, program.stdin, programs if words[0] == "-m" else None, True,
         **({"REFERENCE_THREADS": "1"} if program.threads else {}))  # fmt: skip
     for which in ran:
         assert ran[which].code == program.code, f"{which}: {ran[which].stderr}"

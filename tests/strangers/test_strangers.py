@@ -31,14 +31,14 @@ def test_C8_a_prefetcher_with_a_pool(both):
 
 
 def test_C8_a_failure_beside_threads(both):
-    ran = both("raises_beside_threads.py")
+    ran = both("raises_beside_threads.py", anew=True)
     assert ran.plain.code == 1 and "thread 6" in ran.genie.stdout
     # torch 2.15 says of which operator
     assert len(re.findall("RuntimeError: (?:mm: )?mat1 and mat2 shapes cannot be multiplied", ran.genie.stderr)) == 1
 
 
 def test_C8_compiling_from_nothing_ends(both):
-    ran = both("compiles.py")
+    ran = both("compiles.py", anew=True)
     assert ran.plain.code == 0 and "(2, 4)" in ran.plain.stdout
     assert ran.report["unseen"] == [{"what": "compiled function", "count": 1}]
 
