@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torchgen
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torchgen.gen import parse_native_yaml
 from torchgen.model import DispatchKey
 
 import mindtorch
 from mindtorch.engine.execute import cuda, local
+from mindtorch.engine.record import gradients, trial
 
 LAZY = "remote_accelerator:0"
 
@@ -136,3 +139,51 @@ def test_R1_attentions_stand_ins_are_attention(dtype: torch.dtype, masked: bool,
         expected[1].stride(),
         expected[1].dtype,
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "out", "device", "own"),
+    [
+        ("native_layer_norm", 1, "cuda", True), ("native_layer_norm", 0, "cuda", False),
+        ("native_layer_norm", 1, "cpu", False), ("log_sigmoid_forward", 1, "cuda", True),
+        ("_embedding_bag", 3, "cuda", True), ("max", 1, "cuda", False),
+    ],
+)  # fmt: skip
+def test_R1_what_only_its_own_backward_is_handed_is_as_cuda_makes_it(name, out, device, own) -> None:
+    with FakeTensorMode():
+        assert cuda.its_own(f"aten::{name}", out, torch.empty(4, 1, device=device)) is own
+
+
+def test_R1_the_notes_are_operators_of_several_results() -> None:
+    for name in cuda.NOTES:
+        schemas = torch._C._jit_get_schemas_for_operator(name)
+        assert schemas and all(len(schema.returns) > 1 for schema in schemas)
+
+
+def test_R1_a_formula_that_torch_picks_by_kind_runs_on_the_gpu_as_it_is_recorded() -> None:
+    """A node that torch believes on the CPU refuses values that are on a GPU."""
+    x = torch.tensor([2.0, 3.0, 5.0], device=LAZY, requires_grad=True)
+    asked: list[str] = []
+
+    def executor() -> SimpleNamespace:
+        asked.append("executor")
+        return SimpleNamespace(device=torch.device("cuda"))
+
+    out = gradients.on_values(lambda: torch.prod(x), SimpleNamespace(executor=executor), "prod")  # it reads nothing
+    out.backward()
+    assert x.grad is not None and x.grad.tolist() == [15.0, 10.0, 6.0] and asked == ["executor"]
+
+
+@pytest.mark.parametrize("name", ["linalg_ldl_solve", "linalg_lu_solve", "lu_solve", "lu_unpack", "gather"])
+def test_L9_a_trial_has_no_pivot_below_one(name: str) -> None:
+    """LAPACK writes before the matrix where one is 0; other indices may have to be 0."""
+    seen: list[int] = []
+
+    def kernel(pivots: torch.Tensor) -> torch.Tensor:
+        seen.extend(pivots.tolist())
+        return pivots
+
+    call = SimpleNamespace(name=f"aten::{name}", call=kernel, random=False)
+    pivots = torch.ones(2, dtype=torch.int32, device=LAZY)
+    trial._run(call, (pivots,), {}, [(torch.int32, torch.Size([2]), (1,), 0, None, 0)])
+    assert seen == ([0, 0] if name == "gather" else [1, 1])

@@ -76,6 +76,23 @@ def _ordinary(t: Tensor) -> Tensor:
     return t.clone() if t.is_inference() else t.detach()  # autograd refuses inference tensors; their clones it takes
 
 
+#: Their results after the first are notes for their own backward, of which each device has its kind: statistics in
+#: float32 of an input of 16 bits, a buffer without elements, bags of all indices. That backward wants its device's.
+NOTES = frozenset(
+    f"aten::{name}"
+    for name in (
+        "native_layer_norm", "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
+        "_batch_norm_with_update", "_fused_rms_norm", "log_sigmoid_forward", "_embedding_bag",
+        "_embedding_bag_forward_only",
+    )
+)  # fmt: skip
+
+
+def its_own(name: str, out: int, value: Any) -> bool:
+    """Is result number `out` one that CUDA may make otherwise than the CPU, for which it was predicted?"""
+    return out > 0 and name in NOTES and isinstance(value, Tensor) and value.is_cuda
+
+
 STAND_INS: dict[str, Callable[..., Any]] = {
     "_scaled_dot_product_flash_attention_for_cpu": attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": attention_backward,

@@ -21,7 +21,10 @@ def on_values(call: Callable[[], Any], runtime: Any, name: str) -> Any:
     runtime: what reads them, and has the executor that is given the result.
 
     A backward pass that is differentiated itself (``create_graph=True``) keeps lazy tensors: only they carry a graph.
+    So does one whose values are on a GPU: torch believes that its node is on the CPU, and refuses others.
     """
+    if runtime.executor().device.type == "cuda":
+        return call()
 
     def plain(t: Any) -> Any:
         if torch.is_grad_enabled() or _core.get_handle(t) is None:

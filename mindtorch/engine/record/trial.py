@@ -28,6 +28,8 @@ log = logging.getLogger("mindtorch.predict")
 OWN_SIZE = 1 << 14  # up to so many elements a call is tried as it is
 MOST = 1 << 18  # … where the row says `probe`, or no copy will do; of the former, larger ones run at once, not twice
 COPIES = True  # are larger ones tried on a copy?
+#: LAPACK counts pivots from 1, believes them, and writes before the matrix where one is 0.
+_FROM_ONE = frozenset(f"aten::{name}" for name in ("linalg_ldl_solve", "linalg_lu_solve", "lu_solve", "lu_unpack"))
 _CPU = torch.device("cpu")
 _RELAID = object()
 Predict = Callable[[tuple, dict, "list[tuple]"], Any]
@@ -69,7 +71,7 @@ def forget() -> None:
 # ---- on the kernel ---------------------------------------------------------------------------------------------------
 def _run(info: Any, args: tuple, kwargs: dict, facts: list[tuple]) -> Any:
     """What the kernel gives for such arguments, or the error that it raises. _RELAID: it changes inputs' layouts."""
-    for integer in (0, 1):  # indices may have to be 0, divisors must not be
+    for integer in (1,) if info.name in _FROM_ONE else (0, 1):  # indices may have to be 0, divisors must not be
         with quiet(grad=True):
             values = []
             for dtype, size, stride, _offset, _place, bits in facts:
