@@ -42,7 +42,7 @@ class Net(torch.nn.Module):
 
 
 def rest():
-    return sum(i * i for i in range(600_000))
+    return sum(i * i for i in range(3_000_000))
 """
 PROGRAM = """
 import torch

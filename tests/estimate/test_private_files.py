@@ -191,7 +191,7 @@ def test_C4_an_estimate_within_a_program_writes_nothing(at: Path) -> None:
 
 
 @pytest.mark.parametrize("mounts", [True, False], ids=["overlays", "functions"])
-def test_C4_what_is_named_is_what_would_be_there_or_there_no_more(at: Path, mounts: bool) -> None:
+def test_C4_what_is_named_is_what_would_be_there_or_there_no_more(at: Path, mounts: bool, genie: Forked) -> None:
     """pyGAT's "2 files were not written: 0.pkl, 3.pkl" named one that it removes."""
     (at / "program.py").write_text(REMOVING)
     before = snapshot(at)
