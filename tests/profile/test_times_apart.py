@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from mindtorch._ext.collect import now_ns
 from mindtorch.profile import Profiler
+from mindtorch.profile.measure import sampling
 
 
 def test_C2_a_scope_is_never_longer_than_the_whole(tmp_path, monkeypatch) -> None:
@@ -111,3 +113,17 @@ def test_L12_what_follows_a_model_for_long_without_an_op_is_not_its_forward_pass
         loss.backward()
     phases = {row["name"]: row["time_s"] for row in profiler.report()["phases"]}
     assert phases["other"] >= 0.25 and 0.1 <= phases["forward"] < 0.25
+
+
+def test_C1_a_programs_own_loop_is_watched_only_so_far_after_a_call(monkeypatch):
+    """Who reads what is noted in Python: a loss or the choice of a token is short, a program's own loop may be long."""
+    monkeypatch.setattr(sampling, "MOST_AFTER", 10)
+    lengths = []
+    for steps in (0, 9, 10, 11, 12, 50):
+        with Profiler() as profiler, torch.no_grad():
+            x = nn.Linear(4, 4)(torch.ones(2, 4))
+            for _ in range(steps):
+                x = x * 2
+        (sample,) = profiler.sampling.samples
+        lengths.append(len(sample.graph))
+    assert [length - lengths[0] for length in lengths] == [0, 9, 10, 11, 11, 11]

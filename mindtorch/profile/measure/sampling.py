@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 CALLS = 2  # of each model with gradients, and passes backward that change weights
 GENERATING = 3  # without gradients: prefill, a step of decode, and one that gets what that gave
 MOST_CALLS, MOST_NODES = 48, 200_000  # in all
+MOST_AFTER = 1_000  # after a call: a loss, or the choice of a token, is shorter; a loop of the program's may be long
 _BACKWARD = context.PHASES.index("backward")
 
 
@@ -156,12 +157,16 @@ class SamplingProfile(Sampling):
         super().__init__()
         self._collector = collector
         self._recorder: Recorder | None = None
+        self._called_at = 0  # nodes
 
     def _begin(self) -> None:
         recorder = self._recorder = Recorder(ComputationGraph())
         for root, at in modules.roots():
             recorder.saw_root(root, at, prefix_of(at))
         self._collector.noted = self
+
+    def _called(self) -> None:
+        self._called_at = 0 if self._recorder is None else len(self._recorder.graph)
 
     def _end(self) -> Sample | None:
         recorder, self._recorder = self._recorder, None
@@ -192,7 +197,8 @@ class SamplingProfile(Sampling):
             recorder.ended(call, args, kwargs or {}, out)
         except Exception as error:  # noqa: BLE001 - as above
             self._failed(error)
-        if self._nodes + len(recorder.graph) > MOST_NODES:
+        nodes = len(recorder.graph)
+        if self._nodes + nodes > MOST_NODES or (self._of == "after" and nodes - self._called_at > MOST_AFTER):
             self.close()
 
     def _failed(self, error: Exception) -> None:
