@@ -87,7 +87,7 @@ def test_R1_an_operator_recorded_and_run_on_a_gpu_is_eagers(op: Any, dtype: torc
             assert (ours.dtype, ours.shape) == (first.dtype, first.shape)
             if op.name in OTHER_NUMBERS or not torch.equal(numbers(first), numbers(again)):
                 continue  # torch itself gives other bits the next time
-            tolerance = dict.fromkeys(("rtol", "atol"), 0.1 if dtype is torch.bfloat16 else 1e-5)
+            tolerance = dict.fromkeys(("rtol", "atol"), 0.25 if dtype is torch.bfloat16 else 1e-5)
             if op.name not in OTHER_KERNELS:
                 tolerance = {"rtol": 0.0, "atol": 0.0}
             torch.testing.assert_close(numbers(ours), numbers(first), equal_nan=True, **tolerance)
