@@ -40,6 +40,7 @@ class Collector:
     other_thread: bool
     backward: bool
     runs: dict[str, Runs]
+    loads: dict[int, int]
     plain_ops: int
     lazy_ops: int
     lazy_runs: int

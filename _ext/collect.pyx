@@ -61,6 +61,7 @@ cdef class Collector:
     cdef readonly Labels labels
     cdef readonly Sampler sampler              # tells lines apart where no op runs
     cdef dict waited                           # (what for, location) -> ns of rows in which a thread was seen waiting
+    cdef readonly dict loads                   # line where a batch was made -> the program's line that waited for it
     cdef uint64_t accounted                    # ns in rows, interception and imports, of all threads
     cdef readonly uint64_t imported, compiled  # ns spent on loading modules, on compiling; in none of the rows
     cdef readonly uint64_t overhead            # ns of interception taken off the rows
@@ -114,6 +115,7 @@ cdef class Collector:
         self.labels = Labels()
         self.sampler = Sampler(look)
         self.order, self.ops, self.runs, self.threads, self.waited = {}, {}, {}, {}, {}
+        self.loads = {}
         self.sig_ops, self.sig_flops, self.sig_works = [None], [(0, 0)], [None]
         self.cap_modules = 256
         self.table = RowTable()
@@ -299,7 +301,10 @@ cdef class Collector:
             self.looked(here, at - here.last, ns - ours, module,
                         PHASE_OTHER if phase == PHASE_FORWARD and module == 0 else phase)
         else:
-            r = self.table.row(0, module, here.loading if phase == PHASE_DATA else place, phase)
+            if phase == PHASE_DATA:
+                place = here.loading
+                self.note_load(here, place)
+            r = self.table.row(0, module, place, phase)
             r.ns += ns - ours
             r.calls += 1
         self.overhead += ours
@@ -341,11 +346,20 @@ cdef class Collector:
 
     cdef void note_wait(self, Timeline here, uint32_t i, uint64_t ns, uint32_t phase) noexcept:
         """`ns` were spent as the thread was seen the i-th time; waiting for a DataLoader has a name already."""
-        if here.look_waits[i] == 0 or phase == PHASE_DATA:
+        if phase == PHASE_DATA:
+            self.note_load(here, here.look_place[i])
+            return
+        if here.look_waits[i] == 0:
             return
         try:
             key = here.look_waits[i], here.look_place[i]
             self.waited[key] = self.waited.get(key, 0) + ns
+        except MemoryError:
+            self.failed += 1
+
+    cdef void note_load(self, Timeline here, uint32_t place) noexcept:
+        try:
+            self.loads[place] = here.loading
         except MemoryError:
             self.failed += 1
 

@@ -5,13 +5,17 @@ import time
 from pathlib import Path
 from types import FunctionType
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from mindtorch._ext.looking import Look
 from mindtorch.profile import Profiler
 from mindtorch.profile.estimate.estimator import Estimator
+from mindtorch.profile.measure import collect
+from mindtorch.profile.report.recording import of_the_loop
 
 
 class Normalize(nn.Module):
@@ -155,3 +159,46 @@ def test_C2_a_line_of_the_dataset_is_told_where_it_was_seen():
         train(installed(DataLoader(Resting(0.01), 4)), nn.Linear(4, 4))
     (row,) = [row for row in seen.report()["findings"] if row["id"] == "data-wait"]
     assert row["place"]["source"] == "time.sleep(self.seconds)"
+
+
+@pytest.mark.parametrize("unseen", [(), (0, 1), (2, 3), (0,), (3,)])
+def test_C2_the_loops_first_batch_is_the_loops_wherever_its_thread_was_seen(unseen, monkeypatch):
+    """On a busy machine nobody may look while a batch is made: that wait is the line's that asked for it."""
+    items = []
+
+    class Slow(Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, i):
+            items.append(i)
+            time.sleep(0.15)
+            return torch.ones(8)
+
+    class Looking:
+        """As `Look`, but blind while some of the items are made."""
+
+        def __init__(self, *known):
+            self._look = Look(*known)
+
+        collector = property(lambda self: self._look.collector, lambda self, it: setattr(self._look, "collector", it))
+
+        def look(self):
+            if not items or items[-1] not in unseen:
+                self._look.look()
+
+    def program():
+        model = nn.Linear(8, 2)
+        for batch in DataLoader(Slow(), batch_size=2):
+            model(batch)
+
+    monkeypatch.setattr(collect, "Look", Looking)
+    phases = {row["name"]: row for row in report_of(Profiler, program)["phases"]}
+    assert phases["data"]["time_s"] >= 4 * 0.15
+
+
+def test_C2_another_loader_before_the_loop_is_none_of_it():
+    table = {"init": np.array([1, 2, 3]), "main": np.array([5, 6])}
+    assert of_the_loop(table, False, {1: 9, 2: 5, 5: 5, 3: 9})[1].tolist() == [2, 5, 6]
+    assert of_the_loop(table, False, {1: 9, 2: 8, 6: 8})[1].tolist() == [2, 5, 6]
+    assert of_the_loop(table, False)[1].tolist() == [5, 6]

@@ -109,8 +109,7 @@ class Profiler(Run):
         hits: bool = False,
     ) -> None:
         super().__init__(STAGES[0] if not whole else "warmup" if warmup else "main", target, warmup, steps, lines, hits)
-        self._begun_ns = begun_ns
-        self._begun = 0  # the stage
+        self._begun_ns, self._begun = begun_ns, 0  # of the run, of the stage
         self._began: dict[str, int] = {}  # each of them, last
         self._used = False
         synchronize = _Wait() if cuda_present() else None
@@ -253,6 +252,7 @@ class Profiler(Run):
             runs=list(collector.runs.values()),
             executor=str(values.executor().device),
             npu=npu,
+            loads=collector.loads,
             threads=self._thread_work(),
             unseen_threads=collector.other_thread,
             children=self.children,

@@ -29,16 +29,22 @@ def furthest(stages: Iterable[str]) -> str | None:
     return max((stage for stage in stages if stage != STAGES[-1]), key=STAGES.index, default=None)
 
 
-def of_the_loop(locations: Mapping[str, Any], announced: bool) -> tuple[str, Any]:
+def of_the_loop(
+    locations: Mapping[str, Any], announced: bool, loads: Mapping[int, int] | None = None
+) -> tuple[str, Any]:
     """(the stage in which the loop begins, lines whose ops in "init" are its first batch's).
 
-    What a line does before the first call of a model, and does again later, is the loop's. locations: of the ops of
-    each stage; announced: whether the program has said where its stages begin.
+    What a line does before the first call of a model, and does again later, is the loop's; so is what makes the batch
+    that one of its lines waits for. locations: of the ops of each stage; announced: whether the program has said where
+    its stages begin; loads: lines where batches were made -> the line that waited.
     """
     loop = [name for name in ("warmup", "main") if name in locations]
     lines = np.zeros(0, int)
     if loop and not announced:
         lines = np.unique(np.concatenate([locations[name] for name in loop]))
+        waiting = {loads[line] for line in lines.tolist() if line in loads} if loads else set()
+        if loads and waiting:
+            lines = np.union1d(lines, [line for line, waits in loads.items() if waits in waiting])
     return "warmup" if "warmup" in locations else "main", lines[lines != 0]
 
 
@@ -174,6 +180,7 @@ class Recording:
     hits: Mapping[str, Counter[tuple[str, int, str]]] | None = None
     runs: Sequence[Any] = ()  # of what was recorded on lazy tensors: signatures recorded, ran and unseen, and how often
     executor: str = ""  # where that ran
+    loads: Mapping[int, int] = field(default_factory=dict)  # of a measured run: see `of_the_loop`
     npu: dict[str, Any] | None = None
     threads: Sequence[tuple[str, ThreadWork]] = ()
     unseen_threads: bool = False
@@ -217,7 +224,8 @@ def stage_tables(seen: Recording) -> tuple[dict[str, Any], dict[str, Counter[tup
     """
     tables = {name: as_table(stage.rows) for name, stage in seen.stages.items()}
     waits: dict[str, Counter[tuple[str, int]]] = {name: Counter() for name in tables}
-    first, moved = of_the_loop({name: table[:, LOCATION] for name, table in tables.items()}, seen.announced)
+    locations = {name: table[:, LOCATION] for name, table in tables.items()}
+    first, moved = of_the_loop(locations, seen.announced, seen.loads)
     if "init" in tables and len(moved):
         again = np.isin(tables["init"][:, LOCATION], moved)
         tables[first] = np.concatenate([tables["init"][again], tables[first]])
