@@ -193,7 +193,7 @@ def test_C2_searching_is_none_of_the_programs_time(monkeypatch):
 
 
 class Around(nn.Module):
-    """As torchdiffeq's: each solution wraps the model that is given."""
+    """As torchdiffeq's: each solution wraps the model that is given, and throws the wrapper away."""
 
     def __init__(self, inner):
         super().__init__()
@@ -218,17 +218,6 @@ def test_C2_parameters_of_several_models_count_in_one_of_them(run):
     assert sum(row["params"] for row in report["modules"] if not row["depth"]) == report["totals"]["params"]
 
 
-class Wrapper(nn.Module):
-    """As torchdiffeq's around what it is given: made anew in each call, and thrown away."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
 class Field(nn.Module):
     def __init__(self, size=4):
         super().__init__()
@@ -239,7 +228,7 @@ class Field(nn.Module):
 
 
 def solve(function, x, steps=3):
-    wrapper = Wrapper(Wrapper(function))
+    wrapper = Around(Around(function))
     for _ in range(steps):
         x = wrapper(x)
     return x
@@ -271,18 +260,18 @@ def test_C2_other_models_in_the_same_wrapper_are_told_apart():
 
 
 def test_C2_a_wrapper_that_stays_is_the_model():
-    wrapper = Wrapper(Field())
+    wrapper = Around(Field())
     with Profiler() as seen:
         for _ in range(2):
             wrapper(torch.ones(1, 4)).sum().backward()
-    assert [row["name"] for row in seen.report()["models"]] == ["Wrapper"]
+    assert [row["name"] for row in seen.report()["models"]] == ["Around"]
 
 
 def test_C2_a_wrapper_of_the_programs_function_is_the_model_when_all_ends_with_it():
     def program():
-        for wrapper in (Wrapper(Field()),):
+        for wrapper in (Around(Field()),):
             wrapper(torch.ones(1, 4)).sum().backward()
 
     with Profiler() as seen:
         program()
-    assert [row["name"] for row in seen.report()["models"]] == ["Wrapper"]
+    assert [row["name"] for row in seen.report()["models"]] == ["Around"]

@@ -42,9 +42,9 @@ def of_the_loop(
     lines = np.zeros(0, int)
     if loop and not announced:
         lines = np.unique(np.concatenate([locations[name] for name in loop]))
-        waiting = {loads[line] for line in lines.tolist() if line in loads} if loads else set()
-        if loads and waiting:
-            lines = np.union1d(lines, [line for line, waits in loads.items() if waits in waiting])
+        loads = loads or {}
+        waiting = {loads[line] for line in lines.tolist() if line in loads}
+        lines = np.union1d(lines, np.array([line for line, waits in loads.items() if waits in waiting], int))
     return "warmup" if "warmup" in locations else "main", lines[lines != 0]
 
 
