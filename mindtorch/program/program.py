@@ -144,7 +144,7 @@ class Program:
         with _interpreter_state([self.path if self.is_model else self.argument, *self.script_args], self.path):
             outcome = captured(work)
             if not self.is_model:
-                if outcome.error is not None and threading.active_count() > 1:
+                if outcome.error is not None and any(not thread.daemon for thread in {*threading.enumerate()} - before):
                     outcome.show()  # as Python does, which then waits: a thread that never ends must not hide it
                 outcome = wait_for_threads(before, outcome)
             if os.getpid() != pid:

@@ -70,6 +70,14 @@ def test_C4_what_is_refused_is_listed_with_its_line(here: Path, args: list[str])
     assert "caught" in result.output and "Traceback" not in result.output
 
 
+def test_C4_a_thread_that_nobody_waits_for_changes_nothing_of_what_is_said(here: Path) -> None:
+    """tqdm starts one. An error used to be shown twice then: as Python shows it, and in the list."""
+    start = "import threading\nthreading.Thread(target=threading.Event().wait, args=(20,), daemon=True).start()\n"
+    (here / "bad.py").write_text(start + BAD)
+    result = genie("--target", "h100", "bad.py")
+    assert result.exit_code == 1 and "cuda:0 and cpu" in result.output and "Traceback" not in result.output
+
+
 def test_C4_what_is_taken_is_said_to_be(here: Path) -> None:
     result = genie("--target", "h100", "good.py")
     assert result.exit_code == 0 and "takes all of it" in result.output
