@@ -104,12 +104,15 @@ class BuildExt(build_ext):
 
         base = Path(self.build_temp).resolve()
         base.mkdir(parents=True, exist_ok=True)
-        stamp = base / "genie-build-options.txt"
+        stamp, asked = base / "genie-build-options.txt", bool(self.force)
         chosen = ",".join(sorted(OPTIONS)) or "release"
         if not stamp.exists() or stamp.read_text() != chosen:
-            self.force = True  # time stamps say nothing about other directives
+            self.force = True  # time stamps say nothing about other options of the compiler
         mirror = base / "cython"
         mirror_sources(mirror)
+        # The same C for every build that has the same directives: another build's folder may be copied here.
+        translated = mirror / "directives.txt"
+        directives = f"{DIRECTIVES} {'annotate' in OPTIONS}"
         here = os.getcwd()
         os.chdir(mirror)  # so that tracebacks say "mindtorch/_ext/tape.pyx"
         try:
@@ -118,11 +121,12 @@ class BuildExt(build_ext):
                 compiler_directives=DIRECTIVES,
                 include_path=["."],
                 annotate="annotate" in OPTIONS,
-                force=bool(self.force),
+                force=asked or not translated.exists() or translated.read_text() != directives,
                 nthreads=self.parallel or 0,
             )
         finally:
             os.chdir(here)
+        translated.write_text(directives)
         c_files = {ext.name: [os.path.relpath(mirror / source, here) for source in ext.sources] for ext in made}
         for ext in self.extensions:
             ext.sources = c_files[ext.name]

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -152,6 +153,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         random.Random(seed).shuffle(files)
         items.sort(key=lambda item: files.index(item.path))
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+@pytest.fixture(scope="session")
+def translated() -> Callable[[Path], None]:
+    """Gives a build's temporary folder the C that installing has left in the checkout, if it has: it is the same for
+    every build, and Cython takes half a minute. What has changed since is translated anew.
+    """
+
+    def give(temporary: Path) -> None:
+        left = sorted(ROOT.glob("build/temp*/cython"), key=lambda path: path.stat().st_mtime)
+        if left:
+            shutil.copytree(left[-1], temporary / "cython")
+
+    return give
 
 
 @pytest.fixture(autouse=True)

@@ -63,13 +63,16 @@ def sanitizer(compiler: list[str]) -> dict[str, str]:
 
 
 @pytest.fixture  # of one test: each process of the tests would build it
-def sanitized(sanitizer: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def sanitized(
+    sanitizer: dict[str, str], translated: Callable[[Path], None], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
     """The environment in which ``import mindtorch`` finds a build with sanitizers."""
     work = tmp_path_factory.mktemp("sanitized")
     for name in ("_ext", "mindtorch", "cli"):
         shutil.copytree(ROOT / name, work / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.c"))
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, work)
+    translated(work / "temp")
     build = [sys.executable, "setup.py", "-q", "build", "--build-lib", "lib", "--build-temp", "temp"]
     done = run(build, {"GENIE_BUILD": "asan"}, work, 1200)
     assert done.returncode == 0, "\n".join(

@@ -11,6 +11,7 @@ import sys
 import sysconfig
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def run(*command: str, cwd: Path, env: dict[str, str] | None = None) -> str:
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def built(translated: Callable[[Path], None], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """(sdist, wheel made from that sdist), built without the network from a copy, so the checkout stays as it is.
 
     Not optimized: how fast the modules are is no matter here, and that takes most of the time of compiling them.
@@ -39,8 +40,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         ".git", ".venv", "venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".asv", "*.so", "*.c"
     )
     shutil.copytree(ROOT, work / "src", ignore=skipped)
+    translated(work / "temp")
+    (work / "options.cfg").write_text(f"[build]\nbuild_temp = {work / 'temp'}\n")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(work / "dist"), str(work / "src")]
-    run(*command, cwd=work, env={**os.environ, "GENIE_BUILD": "quick"})
+    options = {"GENIE_BUILD": "quick", "DIST_EXTRA_CONFIG": str(work / "options.cfg")}
+    run(*command, cwd=work, env={**os.environ, **options})
     (sdist,) = (work / "dist").glob("*.tar.gz")
     (wheel,) = (work / "dist").glob("*.whl")
     return sdist, wheel

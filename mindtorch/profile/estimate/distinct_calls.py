@@ -135,15 +135,19 @@ class DistinctCalls:
         each[there] = times * longest[chain] / total[chain]
         return np.add.reduceat(each[order], new) if len(new) else np.zeros(0)
 
-    def waits(self, rows: Any, calls: Any, forecast: Forecast | None, how: Any) -> list[tuple[int, ...]]:
-        """Rows of the time in which the device waits for the host: a phase takes the longer of the two.
+    def waits(
+        self, rows: Any, calls: Any, forecast: Forecast | None, how: Any
+    ) -> tuple[list[tuple[int, ...]], dict[int, float]]:
+        """Rows of the time in which the device waits for the host: a phase takes the longer of the two. And what the
+        host takes in all, seconds by phase.
 
-        They are those of the modules and lines whose ops the host takes longer to launch than the device to run, each
-        by as much.
+        The rows are those of the modules and lines whose ops the host takes longer to launch than the device to run,
+        each by as much.
         """
-        if forecast is None or forecast.target.model is not None:
-            return []
         found: list[tuple[int, ...]] = []
+        launched: dict[int, float] = {}
+        if forecast is None or forecast.target.model is not None:
+            return found, launched
         signatures, host = self.numbers(calls), np.zeros(len(calls))
         phases = calls["phase"] & (ledger.ENTERED - 1)
         for phase in np.unique(phases).tolist():
@@ -155,10 +159,11 @@ class DistinctCalls:
                             for n in range(len(self.works))]  # fmt: skip
                     host[mine] = np.array(each)[signatures[mine]]
             there, busy = calls[phases == phase], rows[rows[:, PHASE] == phase]
-            wait = int(float(host[phases == phase].sum()) * 1e9 - int(busy[:, NS].sum()))
+            launched[phase] = float(host[phases == phase].sum())
+            wait = int(launched[phase] * 1e9 - int(busy[:, NS].sum()))
             if wait > 0:
                 found += _shared(wait, phase, there, host[phases == phase], busy)
-        return found
+        return found, launched
 
     def numbers(self, calls: Any) -> Any:
         """The report's number of each."""

@@ -300,11 +300,12 @@ class Estimator(Run):
         if how is not None:
             in_workers = self._calls.numbers(calls[(how & data_loading.BESIDE) != 0])
             self._beside = Counter(in_workers.tolist())
-        if idle := self._calls.waits(rows, calls, self._forecast, how):
+        idle, launched = self._calls.waits(rows, calls, self._forecast, how)
+        if idle:
             rows = as_table([*map(tuple, rows.tolist()), *idle])
         peak_bytes = max(found.peak(first, last) for first, last in stretches)
         reads = reads_of(self.marks, self.iterations.began, stretches)
-        self.stages[stage] = Stage(rows, 0, entries, peak_bytes, Places(made), reads=reads)
+        self.stages[stage] = Stage(rows, 0, entries, peak_bytes, Places(made), reads=reads, launched=launched)
         self.peaks = found.peaks_by("module", stretches)
         by_phase = found.peaks_by("phase", stretches)
         self.phase_peaks = [by_phase.get(i, 0) for i in range(len(context.PHASES))]

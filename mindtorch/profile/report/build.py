@@ -106,7 +106,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
             "coverage": counted / (counted + missing) if counted + missing else 1.0,
         },
         "steps": _steps(seen, _seconds(tables, "warmup", main)),
-        "phases": _phases(seen, by_phase, forecast),
+        "phases": _phases(seen, by_phase, forecast, stage.launched),
         "modules": module_rows(seen, every, forecast, share),
         "ops": _ops(seen, rows, forecast, waits[main]),
         "patterns": patterns,
@@ -138,7 +138,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
         report["cluster"] = seen.cluster
     if forecast is not None:
         report["totals"]["predicted_s"] = forecast.seconds(rows)
-        report["totals"].update(forecast.totals(by_phase))
+        report["totals"].update(forecast.totals(by_phase, stage.launched))
         report["roofline"] = forecast.summary(rows)
     report["findings"] = findings(seen, report, placed, forecast, made_of)
     report.update(facts)
@@ -191,8 +191,13 @@ def _steps(seen: Recording, warmup_s: float) -> dict[str, Any]:
             "quartiles_s": (quartiles(times) / 1e9).tolist() if times else None}  # fmt: skip
 
 
-def _phases(seen: Recording, rows: list[Row], forecast: Forecast | None) -> list[dict[str, Any]]:
+def _phases(
+    seen: Recording, rows: list[Row], forecast: Forecast | None, launched: Mapping[int, float]
+) -> list[dict[str, Any]]:
     found = sums(seen, rows, forecast, lambda row: row.phase)
+    if forecast is not None:
+        for phase, entry in found.items():
+            entry.times = forecast.totals((row for row in rows if row.phase == phase), launched)
     return [
         {
             "name": name,

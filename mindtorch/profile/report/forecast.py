@@ -6,14 +6,14 @@ The rows are those of a profile, measured or estimated. Each signature has one `
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mindtorch._ext import context
 from mindtorch.ops.op_row import MATRIX_TAGS
 from mindtorch.profile.cost import about
-from mindtorch.profile.cost.about import NOTHING, Cost, Doubt, Precision, estimate
+from mindtorch.profile.cost.about import HOST_DOUBT, NOTHING, WAITING, Cost, Doubt, Precision, estimate
 from mindtorch.profile.cost.roofline import BOUNDS
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.work import Work
@@ -83,7 +83,7 @@ class Forecast:
         found = self._costs.get(sig)
         if found is None:
             work = self._works[sig]
-            found = NOTHING
+            found = NOTHING if sig else WAITING
             if work is not None and sig not in self.on_host:
                 found = self.of(work)
                 if sig in self.fused and found.family == "stream":
@@ -144,25 +144,39 @@ class Forecast:
         high = known.high * (1 - share) + (of.half_high / of.half * share if of.half else 0.0)
         return low, high
 
-    def totals(self, by_phase: Iterable[Row]) -> dict[str, float]:
-        """Of all rows, by signature and phase: the longer of device and host in each phase."""
+    def totals(self, by_phase: Iterable[Row], launched: Mapping[int, float] | None = None) -> dict[str, float]:
+        """Of all rows, by signature and phase: the longer of device and host in each phase. launched: what the host
+        takes, seconds by phase, where that is known.
+
+        Either may be off. Where the host is nearly the limit a slower one is, and the interval reaches up to it.
+        """
         spread = Spread()
         device: dict[int, float] = {}
         host: dict[int, float] = {}
+        waited = 0.0  # of an estimate's rows
         shapes: dict[int, Spread] = {}
         for row in by_phase:
             seconds = self.about(row)
+            if not row.sig:
+                waited += seconds
+                continue
             device[row.phase] = device.get(row.phase, 0.0) + seconds
-            host[row.phase] = host.get(row.phase, 0.0) + row.calls * self.host(row.sig, row.phase) * bool(row.sig)
+            host[row.phase] = host.get(row.phase, 0.0) + row.calls * self.host(row.sig, row.phase)
             one = shapes.setdefault(row.sig, Spread())
             one.seconds += seconds
             one.least += min(row.calls * self.cost(row.sig).least, seconds)
         for sig, one in shapes.items():
             spread.add(one.seconds, 0, self.cost(sig))
             spread.least += one.least
-        if not self.estimated:
-            spread.seconds = sum(max(device[phase], host[phase]) for phase in device)
-        return self.facts(spread)
+        low, high = (end / spread.seconds if spread.seconds else 1.0 for end in self._interval(spread))
+        facts = {"bound_s": spread.least, "about_s": waited if self.estimated else 0.0,
+                 "about_low_s": 0.0, "about_high_s": 0.0}  # fmt: skip
+        for phase, busy in device.items():
+            launching = (launched or host).get(phase, 0.0)
+            facts["about_s"] += busy if self.estimated else max(busy, launching)
+            facts["about_low_s"] += max(busy * low, launching * math.exp(-HOST_DOUBT))
+            facts["about_high_s"] += max(busy * high, launching * math.exp(HOST_DOUBT))
+        return facts
 
     def summary(self, rows: Iterable[Row]) -> dict[str, Any]:
         """Seconds bound by computing, by memory and by launches, FLOPs per byte, the target's name, where the factors

@@ -96,6 +96,8 @@ class Stage:
     waits: Counter[tuple[str, int]] = field(default_factory=Counter)
     # of an estimate: how often its iterations waited for a value of the device, by location
     reads: Counter[int] = field(default_factory=Counter)
+    # of an estimate: what the host takes to launch its calls, seconds by phase
+    launched: Mapping[int, float] = field(default_factory=dict)
 
 
 class Parameters(NamedTuple):
