@@ -1,10 +1,13 @@
 """The host's time in an estimate belongs to the modules, lines and phases whose ops wait for it: launch."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
-from mindtorch.profile.cost import targets
+from mindtorch.profile import Profiler
+from mindtorch.profile.cost import about, targets
 from mindtorch.profile.estimate.estimator import Estimator
 
 A100 = targets.find("a100")
@@ -80,3 +83,59 @@ def test_C4_a_phase_takes_the_longer_of_device_and_host_as_before():
     device = sum(row["self_s"] for row in report["ops"] if row["name"] != "(launch)")
     assert report["totals"]["time_s"] == pytest.approx(launch + device, abs=2e-9)
     assert sum(row["python_s"] for row in report["lines"]) == pytest.approx(launch, abs=2e-9)
+
+
+def ends(facts):
+    """The interval, as shares of the time."""
+    return facts["about_low_s"] / facts["about_s"], facts["about_high_s"] / facts["about_s"]
+
+
+def test_C4_where_the_host_is_the_limit_the_interval_is_that_of_hosts():
+    """It used to be that of the device's kernels: ± 8 % for a program whose time was all assumed."""
+    report = report_of(lambda: [torch.ones(16, device="cuda") + 1 for _ in range(1000)])
+    low, high = ends(report["totals"])
+    assert low == pytest.approx(math.exp(-about.HOST_DOUBT)) and high == pytest.approx(math.exp(about.HOST_DOUBT))
+    for phase in report["phases"]:
+        assert ends(phase) == pytest.approx((low, high))
+
+
+def test_C4_where_a_slower_host_would_be_the_limit_the_interval_reaches_up_to_it():
+    def program(rows):
+        x = torch.empty(rows, 1024, device="cuda")
+        for _ in range(200):
+            x.add_(1)
+
+    report = report_of(lambda: program(20_000))
+    one = report["totals"]["about_s"] / 20_000 / 200  # long enough to be no launch's
+    rows = int(1.2 * about.HOST_KERNEL * A100.launch_s / one)  # the kernel takes a little longer than its launch
+    report = report_of(lambda: program(rows))
+    assert not [row for row in report["ops"] if row["name"] == "(launch)"]
+    low, high = ends(report["totals"])
+    assert 0.8 < low < 1 and high == pytest.approx(math.exp(about.HOST_DOUBT) / 1.2, rel=0.1)
+    low, high = ends(report_of(lambda: program(10 * rows))["totals"])
+    assert 0.8 < low < 1 < high < 1.2
+
+
+def test_C4_phases_sum_to_the_total_in_a_measured_profile_with_a_target_too():
+    model = nn.Linear(8, 8)
+    with Profiler(target=A100) as seen:
+        for _ in range(5):
+            model(torch.ones(2, 8)).sum().backward()
+    report = seen.report()
+    for key in ("about_s", "bound_s"):
+        assert sum(row[key] for row in report["phases"]) == pytest.approx(report["totals"][key]), key
+
+
+def test_C4_reading_a_value_of_the_device_takes_a_launch():
+    """Sixteen reads an iteration took no time of the host, whose finding then said 114 % of it."""
+
+    def reads(count, device):
+        x = torch.ones(4, device=device)
+        torch.ones(4, device="cuda")
+        return sum(float(x[0]) for _ in range(count))
+
+    one, more = (report_of(lambda n=n: reads(n, "cuda"))["totals"]["time_s"] for n in (1, 101))
+    view = about.HOST_VIEW * A100.launch_s
+    assert (more - one) / 100 == pytest.approx(about.read_seconds(A100) + view, rel=1e-3)
+    one, more = (report_of(lambda n=n: reads(n, "cpu"))["totals"]["time_s"] for n in (1, 101))
+    assert (more - one) / 100 < 2 * view

@@ -22,6 +22,8 @@ from ...devices.places import RECORDED, where
 from ..tensor import classes
 from ..tensor.recorded import RecordedTensor
 
+#: The operator that reads one value.
+SCALAR = "aten::_local_scalar_dense"
 _SCALARS = frozenset({"item", "bool", "int", "float", "complex", "index"})
 
 
@@ -30,7 +32,7 @@ def value_of(t: Any, what: str) -> torch.Tensor:
     if mode.now.estimate is None:
         refuse(what)
     if what in _SCALARS:
-        _ledger.note("aten::_local_scalar_dense")
+        _ledger.note(SCALAR)
     value: torch.Tensor = mode.now.estimate.read(t, what)
     return value
 
@@ -334,4 +336,4 @@ def as_meta(t: torch.Tensor, place: int) -> Any:
     return _core.hold(t, place, None, torch.is_grad_enabled() and not t.requires_grad)  # autograd may track t itself
 
 
-__all__ = ["MetaStorage", "MetaTensor", "as_meta", "device_at", "refuse", "relocate", "value_of"]
+__all__ = ["SCALAR", "MetaStorage", "MetaTensor", "as_meta", "device_at", "refuse", "relocate", "value_of"]

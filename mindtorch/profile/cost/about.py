@@ -231,3 +231,8 @@ def interval(seconds: float, squares: float, single: Doubt, whole: Doubt) -> tup
     share = max(1 / effective - 1 / _SHAPES, 0.0) / (1 - 1 / _SHAPES)
     low, high = (math.sqrt(one**2 * share + all_**2 * (1 - share)) for one, all_ in zip(single, whole, strict=True))
     return seconds * math.exp(-low), seconds * math.exp(high)
+
+
+def read_seconds(target: Target) -> float:
+    """What the host takes to read one value of the device, beside waiting for it: a copy is launched."""
+    return 0.0 if target.model is not None else HOST_KERNEL * target.launch_s

@@ -16,6 +16,7 @@ from mindtorch.devices.lazy_device import DATALESS
 from mindtorch.engine.execute import values
 from mindtorch.engine.record import predict
 from mindtorch.ops.op_row import FREE_TAGS
+from mindtorch.profile.cost import about
 from mindtorch.profile.cost.work import Work, work
 from mindtorch.profile.estimate import communication, exchanged, known
 from mindtorch.profile.estimate.compiling import FUSED, GRAPHED, TUNED, within_kernels
@@ -136,13 +137,13 @@ class DistinctCalls:
         return np.add.reduceat(each[order], new) if len(new) else np.zeros(0)
 
     def waits(
-        self, rows: Any, calls: Any, forecast: Forecast | None, how: Any
+        self, rows: Any, calls: Any, forecast: Forecast | None, how: Any, reads: Any
     ) -> tuple[list[tuple[int, ...]], dict[int, float]]:
         """Rows of the time in which the device waits for the host: a phase takes the longer of the two. And what the
         host takes in all, seconds by phase.
 
         The rows are those of the modules and lines whose ops the host takes longer to launch than the device to run,
-        each by as much.
+        each by as much. reads: which of the calls read a value of the device.
         """
         found: list[tuple[int, ...]] = []
         launched: dict[int, float] = {}
@@ -158,6 +159,7 @@ class DistinctCalls:
                     each = [forecast.host(n, phase, bool(flag & FUSED)) if n in made else 0.0
                             for n in range(len(self.works))]  # fmt: skip
                     host[mine] = np.array(each)[signatures[mine]]
+            host[reads & (phases == phase)] = about.read_seconds(forecast.target)
             there, busy = calls[phases == phase], rows[rows[:, PHASE] == phase]
             launched[phase] = float(host[phases == phase].sum())
             wait = int(launched[phase] * 1e9 - int(busy[:, NS].sum()))

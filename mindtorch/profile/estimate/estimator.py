@@ -50,7 +50,7 @@ from mindtorch.profile.estimate import (
 from mindtorch.profile.estimate.accelerator import Accelerator
 from mindtorch.profile.estimate.distinct_calls import DistinctCalls
 from mindtorch.profile.estimate.estimating import estimating
-from mindtorch.profile.estimate.host_time import HostTime, reads_of
+from mindtorch.profile.estimate.host_time import HostTime, reading, reads_of
 from mindtorch.profile.estimate.memory_timeline import WITH_GRADIENTS, MemoryTimeline
 from mindtorch.profile.estimate.on_host import OnHost
 from mindtorch.profile.estimate.sampled_calls import SamplingEstimate
@@ -196,6 +196,7 @@ class Estimator(Run):
         gc.disable()  # many small tuples, no garbage
         try:
             self._forecast = self._predict(found)
+            self._reads = reading(found.calls)
             for stage in STAGES:  # the peaks that remain are those of the furthest: it is the one reported
                 if stage in self._stretches and stage != "rest":
                     self._sum_up(found, stage)
@@ -294,18 +295,19 @@ class Estimator(Run):
         entered = calls[(calls["phase"] & ledger.ENTERED) != 0]["module"]
         entries = {int(m): int(n) for m, n in zip(*np.unique(entered, return_counts=True), strict=True)}
         ops_only = calls["sig"] != 0
+        reads = np.concatenate([self._reads[first:last] for first, last in stretches])[ops_only]
         calls, how = calls[ops_only], None if how is None else how[ops_only]
         rows = self._calls.table(calls, self._forecast, how)
         made = int(rows[:, CALLS].sum())
         if how is not None:
             in_workers = self._calls.numbers(calls[(how & data_loading.BESIDE) != 0])
             self._beside = Counter(in_workers.tolist())
-        idle, launched = self._calls.waits(rows, calls, self._forecast, how)
+        idle, launched = self._calls.waits(rows, calls, self._forecast, how, reads)
         if idle:
             rows = as_table([*map(tuple, rows.tolist()), *idle])
         peak_bytes = max(found.peak(first, last) for first, last in stretches)
-        reads = reads_of(self.marks, self.iterations.began, stretches)
-        self.stages[stage] = Stage(rows, 0, entries, peak_bytes, Places(made), reads=reads, launched=launched)
+        by_line = reads_of(self.marks, self.iterations.began, stretches)
+        self.stages[stage] = Stage(rows, 0, entries, peak_bytes, Places(made), reads=by_line, launched=launched)
         self.peaks = found.peaks_by("module", stretches)
         by_phase = found.peaks_by("phase", stretches)
         self.phase_peaks = [by_phase.get(i, 0) for i in range(len(context.PHASES))]

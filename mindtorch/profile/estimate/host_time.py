@@ -14,10 +14,13 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from mindtorch._ext import context, ledger
 from mindtorch._ext.looking import HostLook
 from mindtorch._ext.sampler import Sampler
 from mindtorch.base import sourceline
+from mindtorch.engine.record.meta import SCALAR
 from mindtorch.engine.semantics import installed_folders, skipped_prefixes
 from mindtorch.profile.estimate import kernel_limits
 
@@ -92,6 +95,14 @@ def reads_of(marks: Sequence[int], began: int, stretches: Sequence[tuple[int, in
         for where, calls in found.items():
             found[where] = calls * len(ends) / (len(ends) - 1)  # type: ignore[assignment]
     return found
+
+
+def reading(calls: Any) -> Any:
+    """Which of the calls of the log read a value of the device: the note of one is the last thing before it is read."""
+    found = np.zeros(len(calls), bool)
+    found[[at - 1 for at, _where in kernel_limits.reads() if 0 < at <= len(calls)]] = True
+    notes = [sig for sig in np.unique(calls["sig"]).tolist() if ledger.named(sig) == SCALAR]
+    return found & np.isin(calls["sig"], notes)
 
 
 def _before_fork() -> None:
