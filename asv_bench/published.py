@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import published_programs as programs
 
-NVIDIA, LECTURE, GPT_FAST, DIFFUSION = 1, 2, 3, 4
+NVIDIA, LECTURE, GPT_FAST, DIFFUSION, QWEN = 1, 2, 3, 4, 5
 SOURCES = """
 1. NVIDIA/DeepLearningExamples, PyTorch, ResNet50 v1.5, README (pytorch-21.03). TF32 and float32 in torch's default layout,
    mixed precision with channels last.
@@ -27,13 +27,17 @@ SOURCES = """
    are tensor parallel in one machine. Experts are grouped products here; there, compiled sums over the weights by index.
 4. huggingface/diffusion-fast, and the tutorial "Accelerate inference of text-to-image diffusion models" of
    huggingface/diffusers. Batch 1, an A100 of 400 W. Estimated without the text encoders.
+5. Qwen's documentation, "Speed Benchmark" of Qwen2.5 (transformers 4.46, torch 2.3.1) and of Qwen2 (4.38.2, torch 2.1.2): an
+   input of one token, one A100 of 80 GB, flash attention; here by the installed transformers, with torch's own attention.
+   What a host takes was fitted to those of Qwen2.5.
 """
 HEAD = """## Published runs
 
 What others have published, beside the estimate of a program that does the same (`asv_bench/published.py` and
-`published_programs.py` there): of one step, one token, one image. No factor was fitted to these figures, but the models of
-convolutions and of compiled code were made with them in sight, so they are no test that was held out. One factor, of
-products at odd addresses, is from a change of nanoGPT's, which is a program much like those of source 2.
+`published_programs.py` there): of one step, one token, one image. Of the factors, only the host's were fitted to these
+figures (source 5), but the models of convolutions and of compiled code were made with them in sight, so they are no test
+that was held out. One factor, of products at odd addresses, is from a change of nanoGPT's, which is a program much like
+those of source 2.
 
 Not in the models: a kernel that `torch.compile` makes of a chain of ops is taken to be as long as the longest of them, by
 the widths of numbers before and after it; which results it writes for backward is not known. The factors of streams are
@@ -83,6 +87,12 @@ def _sdxl(what: str, seconds: float, **having: bool) -> Run:
     )  # fmt: skip
 
 
+def _qwen(what: str, rate: float, layers: int, hidden: int, inner: int, heads: int, shared: int, tied: bool) -> Run:
+    sizes = dict(layers=layers, hidden=hidden, inner=inner, heads=heads, shared=shared, tied=tied)
+    text = programs.QWEN.format(words=151936 if tied else 152064, **sizes)
+    return Run(f"{what} decoding, bfloat16", "a100", 1 / rate, QWEN, text, needs="transformers")
+
+
 MIXTRAL = {"shared": 8, "inner": 14336, "words": 32000, "experts": 8}
 RUNS = (
     _resnet(programs.RESNET_TRAINING, "training", "a100", 938, False),
@@ -106,6 +116,11 @@ RUNS = (
     _sdxl("bfloat16", 4.63, half=True),
     _sdxl("bfloat16, fused attention", 3.31, half=True, fused=True),
     _sdxl("the same, compiled", 2.54, half=True, fused=True, compiled=True),
+    _qwen("Qwen2.5-0.5B", 47.40, 24, 896, 4864, 14, 2, True),
+    _qwen("Qwen2.5-1.5B", 39.68, 28, 1536, 8960, 12, 2, True),
+    _qwen("Qwen2.5-3B", 30.80, 36, 2048, 11008, 16, 2, True),
+    _qwen("Qwen2.5-7B", 40.38, 28, 3584, 18944, 28, 4, False),
+    _qwen("Qwen2-0.5B", 49.94, 24, 896, 4864, 14, 2, True),
 )
 
 

@@ -25,7 +25,7 @@ from mindtorch.profile.cost.work import Work
 #: launches (`Target.launch_s`): Python, modules and dispatch take more than the launch itself. From transformers'
 #: decoding of Qwen2.5 in 16 bits on an A100 (0.5B 47.40 tokens/s, 1.5B 39.68, 3B 30.80, 7B 40.38: Qwen's page "Speed
 #: Benchmark"): with these, each of the four is within 3 %.
-HOST_KERNEL, HOST_VIEW = 3.35, 0.84
+HOST_KERNEL, HOST_VIEW = 3.5, 0.875
 #: What a host may be off, as the logarithm. Published and rented hosts differ so much from that one.
 HOST_DOUBT = 0.5
 #: In backward, autograd's engine calls without Python.
