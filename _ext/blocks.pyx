@@ -401,6 +401,7 @@ def copy_across(Block dst not None, Py_ssize_t dst_offset, Block src not None, P
 
     It is read on the source's current stream and written on the target's. Each stream's own order holds, events order
     the two; nobody waits where streams can wait for another device's events. The devices need not reach each other.
+    The source's stream first waits for the target's, as with CUDA: what made the source may be what that has waited for.
     """
     cdef Lane *target
     cdef Lane *lane
@@ -419,6 +420,8 @@ def copy_across(Block dst not None, Py_ssize_t dst_offset, Block src not None, P
             code = _used(dst, target)
             if code == 0:
                 code = _used(src, lane)
+            if code == 0:
+                code = order(lane, target)
             if code == 0:
                 code = _across(target, lane, dst.address + dst_offset, src.address + src_offset, nbytes)
             leave()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import click
 
@@ -11,23 +12,34 @@ from mindtorch.base.errors import UsageError
 
 __all__ = ["command"]
 
+_REPORT = "npu-test.json"
 _EPILOG = """\b
 Examples:
   genie devices                 every device type
   genie devices npu             exit code 0 when it can be used, 3 when not
   genie devices cuda:1 --json   for scripts
+  genie devices npu:1 --test    try an NPU, and write a report of it
 """
 
 
 @click.command(name="devices", epilog=_EPILOG, short_help="Which devices can be used here, and why not.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--test", is_flag=True, help="Of an NPU: try it, and compare five models with the CPU. Takes minutes.")
+@click.option(
+    "--report", metavar="FILE", help=f"With --test: where the report to attach to an issue goes (default {_REPORT})."
+)
 @click.argument("name", required=False, metavar="[DEVICE]")
-def command(name: str | None, as_json: bool) -> int:
+def command(name: str | None, as_json: bool, test: bool, report: str | None) -> int:
     """Show every device type, or DEVICE (npu, cuda:0, ...): usable or not and why, memory, versions, how to enable.
 
-    Exit code 3 when DEVICE cannot be used, 2 when there is no such device type.
+    Exit code 3 when DEVICE cannot be used, 2 when there is no such device type, 1 when it does not pass --test.
     """
     from . import probe
+
+    if (test or report) and (name or "").partition(":")[0] != "npu":
+        raise UsageError("--test and --report are of an NPU: genie devices npu --test")
+    if report and not test:
+        raise UsageError("--report is of --test: genie devices npu --test --report FILE")
 
     if name is None:
         found = [probe.describe(kind) for kind in probe.DEVICE_TYPES]
@@ -45,6 +57,8 @@ def command(name: str | None, as_json: bool) -> int:
         "torch_lost": probe.torch_lost(),
         "devices": found,
     }
+    if test:
+        return _try(answer, report or _REPORT, as_json)
     if as_json:
         click.echo(json.dumps(answer, indent=1, ensure_ascii=False))
     else:
@@ -54,3 +68,30 @@ def command(name: str | None, as_json: bool) -> int:
         click.echo(render_devices(answer, canvas()), nl=False, color=True)
     sys.stdout.flush()
     return 3 if name is not None and not found[0]["available"] else 0
+
+
+def _try(answer: dict[str, Any], file: str, as_json: bool) -> int:
+    """Run the checks of the NPU that `answer` is about, show each as it ends, and write all of it to the file."""
+    from mindtorch.npu import is_test_library, selftest, why_unavailable
+
+    [device] = answer["devices"]
+    if (reason := why_unavailable()) is not None:
+        raise UsageError(f"npu cannot be tested: {reason}")
+    if device["details"]["torch_npu"] is not None:
+        raise UsageError("npu cannot be tested: torch_npu drives it, not mindtorch")
+    if is_test_library():
+        click.echo("a library over host memory: what follows says nothing of hardware", err=True)
+    rows = answer["checks"] = []
+    for row in selftest.run(device["index"] or 0):
+        rows.append(row)
+        click.echo(
+            f"{row['result']:<8} {row['check']}: {row['seen'] or row.get('error', '').splitlines()[-1]}", err=as_json
+        )
+    with open(file, "w", encoding="utf-8") as stream:
+        json.dump(answer, stream, indent=1, ensure_ascii=False)
+    failed = [row["check"] for row in rows if row["result"] == "failed"]
+    if as_json:
+        click.echo(json.dumps(answer, indent=1, ensure_ascii=False))
+    told = f"{len(failed)} of {len(rows)} failed ({', '.join(failed)})" if failed else f"none of {len(rows)} failed"
+    click.echo(f"{told}; genie: wrote {file}, which an issue wants attached", err=True)
+    return 1 if failed else 0

@@ -112,7 +112,9 @@ def _across(t: NpuTensor, index: int) -> NpuTensor:
     stride = torch.empty_strided(t.shape, t.stride(), device=_META)
     stride = torch.empty_like(stride).stride()
     if t.stride() != stride or view_bits(t):
-        fresh = empty(t.shape, stride, t.dtype, block_of(t).device)
+        here = block_of(t).device
+        streams.current_stream(here).wait_stream(streams.current_stream(index))  # as `copy_across` does
+        fresh = empty(t.shape, stride, t.dtype, here)
         dispatch(NpuTensor, torch.ops.aten.copy_.default, (), (fresh, t))
         t = fresh
     made = empty(t.shape, stride, t.dtype, index)

@@ -7,6 +7,7 @@ answered here, and what C++ makes on the way "on the tensor's device" is moved t
 from __future__ import annotations
 
 import math
+import types
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -301,6 +302,25 @@ def _attention(
         return apart(query, key, value, attn_mask, dropout_p, scale=scale, enable_gqa=enable_gqa)[0]
 
 
+def _multi_head(args: tuple, kwargs: dict) -> Any:
+    """``nn.MultiheadAttention``, whose Python calls attention where nobody is asked about it any more."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return _apart(*args, **kwargs)
+
+
+def _whole_attention(*args: Any, **kwargs: Any) -> Any:
+    found = _attention(*args, **kwargs)
+    return torch.nn.functional.scaled_dot_product_attention(*args, **kwargs) if found is NotImplemented else found
+
+
+_torchs = torch.nn.functional.multi_head_attention_forward
+_apart = types.FunctionType(
+    _torchs.__code__, {**_torchs.__globals__, "scaled_dot_product_attention": _whole_attention},
+    _torchs.__name__, _torchs.__defaults__,
+)  # fmt: skip
+_apart.__kwdefaults__ = _torchs.__kwdefaults__
+
+
 def _is_set_to(args: tuple, kwargs: dict) -> Any:
     a, b = (*args, *kwargs.values())
     if not (is_npu(a) and is_npu(b)):
@@ -325,6 +345,7 @@ def _table() -> dict[Any, Callable[[tuple, dict], Any]]:
         _base.pin_memory: lambda args, kwargs: refuse_pinning(args[0]),
         _base.is_set_to: _is_set_to,
         torch.nn.functional.scaled_dot_product_attention: lambda args, kwargs: _attention(*args, **kwargs),
+        _torchs: _multi_head,
         _base.type: lambda args, kwargs: legacy.typed(*args, **kwargs),
         _base.type_as: _type_as,
         _base.new_tensor: _new_tensor,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 
 import pytest
+import torch
 from device_memory import block_of, get, pattern, put
 
 from mindtorch._ext import blocks
@@ -230,3 +231,23 @@ def test_N7_every_device_with_each_other(in_npu_process, count):
         devices=count,
     )
     assert said == f"{count} True\n"
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_N4_a_copy_between_devices_reads_what_the_targets_stream_waited_for(npu, library, devices, strided):
+    """As with CUDA: the source's stream waits for the target's, which may have waited for what made the source. It read
+    what was there before, and said nothing.
+    """
+    devices(2)
+    x = torch.arange(6000.0).view(60, 100).npu(0)
+    made, target = npu.Stream(0), npu.Stream(1)
+    npu.synchronize(0)
+    library.stall(made.npu_stream, 50)
+    with npu.stream(made):
+        y = x + 1
+    target.wait_event(made.record_event())
+    with npu.stream(target):
+        z = (y[3:50:7, 9:] if strided else y).to("npu:1") * 2
+    target.synchronize()
+    expected = (torch.arange(6000.0).view(60, 100) + 1) * 2
+    assert torch.equal(z.cpu(), expected[3:50:7, 9:] if strided else expected)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -405,6 +407,26 @@ def test_N5_bounds_and_orders_of_every_kind(library: Any) -> None:
     for order in (-inf, -2, -0.5, 0, 0.5, inf, nan):
         found = torch.linalg.vector_norm(X.npu(), order, 1).cpu()
         torch.testing.assert_close(found, torch.linalg.vector_norm(X, order, 1), equal_nan=True)
+
+
+@pytest.mark.parametrize("needs_weights", [False, True])
+def test_N5_attention_of_torchs_module_runs_on_the_device(library: Any, needs_weights: bool) -> None:
+    """Without weights its Python calls attention where nobody is asked any more, and it went through the CPU."""
+    torch.manual_seed(0)
+    module, x = torch.nn.MultiheadAttention(16, 2, batch_first=True), torch.randn(2, 5, 16)
+    mask = torch.ones(5, 5).triu(1).bool()
+    staged = Counter(staging.staged_counts)
+    for options in ({}, {"attn_mask": mask}, {"attn_mask": mask, "is_causal": True}):
+        there = copy.deepcopy(module).to("npu:0")
+        results = []
+        for each, value in ((module, x), (there, x.to("npu:0"))):
+            value = value.clone().requires_grad_()
+            named = {name: t.to(value.device) if torch.is_tensor(t) else t for name, t in options.items()}
+            out = each(value, value, value, need_weights=needs_weights, **named)[0]
+            out.square().sum().backward()
+            results.append((out.detach().cpu(), value.grad.cpu()))
+        torch.testing.assert_close(results[1], results[0], rtol=1e-3, atol=1e-4)
+    assert not [name for name in Counter(staging.staged_counts) - staged if "attention" in name]
 
 
 def test_N5_attention_is_cast_as_the_whole(library: Any) -> None:
