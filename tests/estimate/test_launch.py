@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from mindtorch.base.clusters import Cluster
 from mindtorch.profile.cost import targets
 from mindtorch.profile.estimate.estimator import Estimator
 
@@ -80,3 +81,14 @@ def test_C4_a_phase_takes_the_longer_of_device_and_host_as_before():
     device = sum(row["self_s"] for row in report["ops"] if row["name"] != "(launch)")
     assert report["totals"]["time_s"] == pytest.approx(launch + device, abs=2e-9)
     assert sum(row["python_s"] for row in report["lines"]) == pytest.approx(launch, abs=2e-9)
+
+
+def test_C4_processes_are_started_by_whatever_name() -> None:
+    """``torch.multiprocessing.spawn`` is a function, and the module that it is from."""
+    ran: list[int] = []
+    with Estimator(target=targets.find("h100"), devices=2, cluster=Cluster(2, 1)):
+        from torch.multiprocessing.spawn import spawn, start_processes
+
+        for start in (torch.multiprocessing.spawn, spawn, torch.multiprocessing.start_processes, start_processes):
+            start(ran.append, nprocs=2)
+    assert ran == [1, 1, 1, 1]

@@ -39,6 +39,8 @@ _SHORT = datetime.timedelta(seconds=2)  # what another rank would put into a sto
 _NCCL = (2, 27, 5)  # that of torch's own builds for CUDA
 _cluster = Cluster(1)
 _grouped = False
+#: The package has a function of the module's name.
+_SPAWNERS = (torch.multiprocessing, importlib.import_module("torch.multiprocessing.spawn"))
 
 
 @contextmanager
@@ -68,12 +70,9 @@ def one_alone() -> Iterator[None]:
 
         return spawned
 
-    processes = torch.multiprocessing
     with ExitStack() as stack:
         own = {"init_process_group": init_process_group, "is_nccl_available": _is_nccl_available}
-        told = [
-            (owner, "spawn", spawn(processes.spawn)) for owner in (processes, sys.modules[processes.spawn.__module__])
-        ]
+        told = [(owner, "spawn", spawn(torch.multiprocessing.spawn)) for owner in _SPAWNERS]
         stack.enter_context(replaced([*_wherever(own), *told]))
         yield
 
@@ -149,7 +148,7 @@ def patches() -> Iterator[Patch]:
         yield stage, "_recv_meta", _receive_meta
     for where in _CHECKPOINTS:
         yield from existing(importlib.import_module(where), _OF_CHECKPOINTS)
-    for owner in (torch.multiprocessing, torch.multiprocessing.spawn):
+    for owner in _SPAWNERS:
         yield owner, "spawn", _spawn
         yield owner, "start_processes", _start_processes
 
