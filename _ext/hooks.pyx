@@ -7,7 +7,7 @@ more C call and one dictionary probe.
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 
-from .interpreter cimport mt_copy
+from .interpreter cimport mt_attribute, mt_copy
 from .lazy cimport device_index, handle_of, is_ours
 
 cdef extern from *:
@@ -134,64 +134,49 @@ cdef extern from *:
     static inline PyObject *mt_function_of(int slot) { return mt_slots[slot].function; }
     static inline PyObject *mt_hook_of(int slot) { return mt_slots[slot].hook; }
 
-    /* The setter of an attribute, exchanged in the same way. One is enough. */
-    static PyGetSetDef mt_ours_attribute, *mt_torchs_attribute;
+    /* An attribute, exchanged in the same way: one that is read, and one that is set, are enough. */
+    typedef struct { PyGetSetDef *torchs, ours; } mt_attribute_slot;
+    static mt_attribute_slot mt_read_slot, mt_set_slot;
+    static PyObject *mt_inside(PyObject *self);
     static int mt_moves(PyObject *self, PyObject *value);
     static int mt_assign(PyObject *self, PyObject *value);
-    static int mt_assigned(PyObject *self, PyObject *value, void *closure) {
-        int ours = value == NULL ? 0 : mt_moves(self, value);
-        if (ours == 0) return mt_torchs_attribute->set(self, value, closure);
-        return ours < 0 ? -1 : mt_assign(self, value);
-    }
-    static int mt_hook_setter(PyObject *descriptor) {
-        PyGetSetDef **d = mt_attribute(descriptor);
-        if (d == NULL) return 0;
-        if (mt_torchs_attribute == NULL) {
-            mt_torchs_attribute = *d;
-            mt_ours_attribute = *mt_torchs_attribute;
-            mt_ours_attribute.set = mt_assigned;
-        }
-        *d = &mt_ours_attribute;
-        return 1;
-    }
-    static void mt_unhook_setter(PyObject *descriptor) {
-        *mt_attribute(descriptor) = mt_torchs_attribute;
-    }
-
-    /* The getter of another one. */
-    static PyGetSetDef mt_ours_device, *mt_torchs_device;
-    static PyObject *mt_inside(PyObject *self);
-    static PyObject *mt_read_device(PyObject *self, void *closure) {
+    static PyObject *mt_read(PyObject *self, void *closure) {
         PyObject *found = mt_inside(self);
         if (found != Py_None) return found;
         Py_DECREF(found);
-        return mt_torchs_device->get(self, closure);
+        return mt_read_slot.torchs->get(self, closure);
     }
-    static int mt_hook_getter(PyObject *descriptor) {
+    static int mt_set(PyObject *self, PyObject *value, void *closure) {
+        int ours = value == NULL ? 0 : mt_moves(self, value);
+        if (ours == 0) return mt_set_slot.torchs->set(self, value, closure);
+        return ours < 0 ? -1 : mt_assign(self, value);
+    }
+    static void mt_hook_attribute(PyObject *descriptor, int set) {
         PyGetSetDef **d = mt_attribute(descriptor);
-        if (d == NULL) return 0;
-        if (mt_torchs_device == NULL) {
-            mt_torchs_device = *d;
-            mt_ours_device = *mt_torchs_device;
-            mt_ours_device.get = mt_read_device;
+        mt_attribute_slot *s = set ? &mt_set_slot : &mt_read_slot;
+        if (s->torchs == NULL) {
+            s->torchs = *d;
+            s->ours = **d;
+            if (set) s->ours.set = mt_set;
+            else s->ours.get = mt_read;
         }
-        *d = &mt_ours_device;
-        return 1;
+        *d = &s->ours;
     }
-    static void mt_unhook_getter(PyObject *descriptor) {
-        if (mt_torchs_device != NULL) *mt_attribute(descriptor) = mt_torchs_device;
+    static void mt_unhook_attribute(PyObject *descriptor) {
+        PyGetSetDef **d = mt_attribute(descriptor);
+        *d = *d == &mt_set_slot.ours ? mt_set_slot.torchs : mt_read_slot.torchs;
     }
 
     /* Constructors that name a device: asked again when the name was not known and somebody makes it known. */
     #define MT_TYPES 6
-    static struct { PyObject *type; newfunc torchs; } mt_types[MT_TYPES];
-    static PyObject *mt_ask_about(PyObject *type, PyObject *args, PyObject *kwargs);
+    static newfunc mt_torchs[MT_TYPES];
+    static PyObject *mt_ask_about(int slot, PyObject *type, PyObject *args, PyObject *kwargs);
     static PyObject *mt_constructed(int slot, PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-        PyObject *kind, *error, *trace, *made = mt_types[slot].torchs(type, args, kwargs);
+        PyObject *kind, *error, *trace, *made = mt_torchs[slot](type, args, kwargs);
         if (made != NULL) return made;
         if (!PyErr_ExceptionMatches(PyExc_Exception)) return NULL;
         PyErr_Fetch(&kind, &error, &trace);
-        made = mt_ask_about((PyObject *)type, args, kwargs);
+        made = mt_ask_about(slot, (PyObject *)type, args, kwargs);
         if (made == Py_None) {
             Py_DECREF(made);
             PyErr_Restore(kind, error, trace);
@@ -200,24 +185,18 @@ cdef extern from *:
         Py_XDECREF(kind); Py_XDECREF(error); Py_XDECREF(trace);
         if (made != Py_True) return made;
         Py_DECREF(made);
-        return mt_types[slot].torchs(type, args, kwargs);
+        return mt_torchs[slot](type, args, kwargs);
     }
-    static PyObject *mt_new_0(PyTypeObject *t, PyObject *a, PyObject *k) { return mt_constructed(0, t, a, k); }
-    static PyObject *mt_new_1(PyTypeObject *t, PyObject *a, PyObject *k) { return mt_constructed(1, t, a, k); }
-    static PyObject *mt_new_2(PyTypeObject *t, PyObject *a, PyObject *k) { return mt_constructed(2, t, a, k); }
-    static PyObject *mt_new_3(PyTypeObject *t, PyObject *a, PyObject *k) { return mt_constructed(3, t, a, k); }
-    static PyObject *mt_new_4(PyTypeObject *t, PyObject *a, PyObject *k) { return mt_constructed(4, t, a, k); }
-    static PyObject *mt_new_5(PyTypeObject *t, PyObject *a, PyObject *k) { return mt_constructed(5, t, a, k); }
+    #define MT_NEW(n) static PyObject *mt_new_##n(PyTypeObject *t, PyObject *a, PyObject *k) { \
+        return mt_constructed(n, t, a, k); }
+    MT_4(MT_NEW, ) MT_NEW(4) MT_NEW(5)
     static const newfunc mt_constructors[MT_TYPES] = {mt_new_0, mt_new_1, mt_new_2, mt_new_3, mt_new_4, mt_new_5};
-    static void mt_hook_type(int slot, PyObject *type) {
-        newfunc *made_by = mt_constructor(type);
-        mt_types[slot].type = type;
-        if (*made_by != mt_constructors[slot]) mt_types[slot].torchs = *made_by;
-        *made_by = mt_constructors[slot];
+    static void mt_take_constructor(int slot, PyObject *type) {
+        newfunc torchs = *mt_constructor(type);
+        if (torchs != mt_constructors[slot]) mt_torchs[slot] = torchs;
     }
-    static void mt_unhook_type(int slot) { *mt_constructor(mt_types[slot].type) = mt_types[slot].torchs; }
-    static void mt_hand_down(int slot, PyObject *derived, int hooked) {
-        newfunc *made_by = mt_constructor(derived), torchs = mt_types[slot].torchs, ours = mt_constructors[slot];
+    static void mt_exchange_constructor(int slot, PyObject *type, int hooked) {
+        newfunc *made_by = mt_constructor(type), torchs = mt_torchs[slot], ours = mt_constructors[slot];
         if (*made_by == (hooked ? torchs : ours)) *made_by = hooked ? ours : torchs;
     }
     """
@@ -232,13 +211,10 @@ cdef extern from *:
     void mt_unhook(int slot) noexcept
     PyObject *mt_function_of(int slot) noexcept
     PyObject *mt_hook_of(int slot) noexcept
-    int mt_hook_setter(object descriptor) noexcept
-    void mt_unhook_setter(object descriptor) noexcept
-    int mt_hook_getter(object descriptor) noexcept
-    void mt_unhook_getter(object descriptor) noexcept
-    void mt_hook_type(int slot, object type) noexcept
-    void mt_unhook_type(int slot) noexcept
-    void mt_hand_down(int slot, object derived, bint hooked) noexcept
+    void mt_hook_attribute(object descriptor, bint set) noexcept
+    void mt_unhook_attribute(object descriptor) noexcept
+    void mt_take_constructor(int slot, object type) noexcept
+    void mt_exchange_constructor(int slot, object type, bint hooked) noexcept
 
 cdef str _device_key = "device"
 mt_device_key = <PyObject *>_device_key
@@ -574,6 +550,22 @@ cdef class NameHook(Hook):
         return self.twin(*given, **named)
 
 
+cdef class ReadHook(PythonHook):
+    """An attribute that is read (Tensor.device): `slow(tensor)` is asked first; None: torch's own knows."""
+
+
+cdef class AssignHook(PythonHook):
+    """Tensor.data: `slow(tensor, source)` when one of the two is ours and the other is not, or only one holds data.
+
+    Torch's own setter does not ask the right-hand side: it would leave a plain tensor without any memory.
+    """
+
+
+cdef class ConstructorHook(PythonHook):
+    """A class that takes a device, and those that have taken its constructor over: where torch refuses a call,
+    `slow(type, args, kwargs)` gives the object; True: torch is to try once more; None: torch is right."""
+
+
 cdef int _concerns "mt_concerns"(PyObject* hook, PyObject* owner, PyObject* first, PyObject* second,
                                  PyObject *device, int named) except -1:
     return (<Hook>hook).concerns(owner, first, second, device, named)
@@ -586,35 +578,76 @@ cdef object _answer "mt_answer"(PyObject* hook, PyObject* owner, PyObject* args,
 cdef int _n_functions = 0, _n_methods = 0      # slots are not given back: enable() hooks the same functions again
 
 
-def hook(function, Hook asked):
-    """Ask `asked` about every call of `function`: a builtin, or a method of a builtin type, called with keywords.
+def hook(target, Hook asked):
+    """Ask `asked` about every call of `target`: a builtin, or a method of a builtin type, called with keywords.
 
-    Returns its twin, which does what `function` did. TypeError for any other function.
+    Of an attribute of a builtin type, with a ReadHook or an AssignHook: about every use. Of a class, with a
+    ConstructorHook. TypeError for any other.
     """
-    global _n_functions, _n_methods
-    cdef int slot = _slot_of(function)
-    cdef int kind = mt_kind(function)
+    global _n_functions, _n_methods, _inside, _assign, _tensor
+    cdef int slot, kind
+    if isinstance(asked, ConstructorHook):
+        slot = _types.index(None)              # ValueError: MT_TYPES are not enough
+        _types[slot] = target, asked
+        mt_take_constructor(slot, target)
+        _exchange_constructors(slot, target, True)
+        return
+    if isinstance(asked, (ReadHook, AssignHook)):
+        if mt_attribute(<PyObject *>target) == NULL:
+            raise TypeError(f"[hook] expected an attribute of a builtin type, got {target!r}")
+        if isinstance(asked, ReadHook):
+            _inside = (<PythonHook>asked).slow
+        else:
+            _assign, _tensor = (<PythonHook>asked).slow, target.__objclass__
+        mt_hook_attribute(target, isinstance(asked, AssignHook))
+        return
+    slot, kind = _slot_of(target), mt_kind(target)
     if kind == 0:
-        raise TypeError(f"[hook] expected a builtin function or method that takes keywords, got {function!r}")
+        raise TypeError(f"[hook] expected a builtin function or method that takes keywords, got {target!r}")
     if slot >= 0:
-        asked.twin = original(function)
+        asked.twin = original(target)
     elif kind == 1 and _n_functions < MT_SLOTS:
-        asked.twin = mt_copy(function)
+        asked.twin = mt_copy(target)
         slot = _n_functions
         _n_functions += 1
     elif kind == 2 and _n_methods < MT_METHODS:
-        asked.twin = mt_copy(function)
+        asked.twin = mt_copy(target)
         slot = MT_SLOTS + _n_methods
         _n_methods += 1
     else:
         raise RuntimeError(f"[hook] expected at most {MT_SLOTS} functions and {MT_METHODS} methods, got one more")
-    mt_hook(slot, function, asked)
-    return asked.twin
+    mt_hook(slot, target, asked)
 
 
-def unhook(function):
-    """Let `function` be torch's own again."""
-    mt_unhook(_slot_of(function))
+def unhook(target):
+    """Let `target` be torch's own again."""
+    cdef int slot
+    if isinstance(target, type):
+        for slot in range(MT_TYPES):
+            if _types[slot] is not None and _types[slot][0] is target:
+                _exchange_constructors(slot, target, False)
+                _types[slot] = None
+    elif mt_attribute(<PyObject *>target) != NULL:
+        mt_unhook_attribute(target)
+    else:
+        mt_unhook(_slot_of(target))
+
+
+cdef list _types = [None] * MT_TYPES           # (class, its hook)
+
+
+cdef int _exchange_constructors(int slot, object base, bint hooked) except -1:
+    """Of the class and those that have it from there; later ones take it over by themselves."""
+    mt_exchange_constructor(slot, base, hooked)
+    for derived in type.__subclasses__(base):
+        _exchange_constructors(slot, derived, hooked)
+    return 0
+
+
+cdef object _asked_about "mt_ask_about"(int slot, PyObject* type, PyObject* args, PyObject* kwargs):
+    if _types[slot] is None:                   # unhooked meanwhile
+        return None
+    return (<PythonHook>_types[slot][1]).slow(<object>type, <object>args, <object>kwargs if kwargs else {})
 
 
 def twin(function):
@@ -652,25 +685,8 @@ cpdef object type_of(object device):
     return getattr(device, "type", None)
 
 
-cdef object _assign = None
-cdef object _tensor = None                # the class that has the attribute
-
-
-def hook_data(descriptor, assign):
-    """Tensor.data: `assign(tensor, source)` when one of the two is ours and the other is not, or only one holds data.
-
-    Torch's own setter does not ask the right-hand side: it would leave a plain tensor without any memory.
-    """
-    global _assign, _tensor
-    _assign = assign
-    _tensor = descriptor.__objclass__
-    if not mt_hook_setter(descriptor):
-        raise TypeError(f"[hook_data] expected an attribute of a builtin type, got {descriptor!r}")
-
-
-def unhook_data(descriptor):
-    """Let it be torch's own again."""
-    mt_unhook_setter(descriptor)
+cdef object _assign = None, _inside = None     # of an AssignHook, of a ReadHook
+cdef object _tensor = None                     # the class that has the attribute
 
 
 cdef int _moves "mt_moves"(PyObject* target, PyObject* source) except -1:
@@ -688,76 +704,5 @@ cdef int _assigned "mt_assign"(PyObject* target, PyObject* source) except -1:
     return 0
 
 
-cdef object _inside = None
-
-
-def hook_device(descriptor, inside):
-    """Tensor.device: `inside(tensor)` is asked first; None: torch's own knows."""
-    global _inside
-    _inside = inside
-    if not mt_hook_getter(descriptor):
-        raise TypeError(f"[hook_device] expected an attribute of a builtin type, got {descriptor!r}")
-
-
-def unhook_device(descriptor):
-    """Let it be torch's own again, if it was not."""
-    mt_unhook_getter(descriptor)
-
-
 cdef object _device_inside "mt_inside"(PyObject* tensor):
     return _inside(<object>tensor)
-
-
-cdef list _types = []
-cdef object _ask_about = None
-
-
-def hook_types(types, ask):
-    """Constructors that take a device: where torch refuses one, `ask(type, args, kwargs)`.
-
-    It gives the object; True: torch is to try once more; None: torch is right.
-    """
-    global _ask_about
-    cdef int slot
-    if len(types) > MT_TYPES:
-        raise RuntimeError(f"[hook_types] expected at most {MT_TYPES} types, got {len(types)}")
-    _ask_about = ask
-    _types[:] = types
-    for slot in range(len(types)):
-        mt_hook_type(slot, types[slot])
-
-
-def hook_another_type(type):
-    """One more, of another package's."""
-    if type in _types:
-        return
-    if len(_types) == MT_TYPES:
-        raise RuntimeError(f"[hook_another_type] expected at most {MT_TYPES} types, got one more")
-    mt_hook_type(len(_types), type)
-    _types.append(type)
-
-
-def hook_family(base):
-    """One more, and the classes that have taken its constructor over; later ones take it over by themselves."""
-    hook_another_type(base)
-    _hand_down(_types.index(base), base, True)
-
-
-cdef int _hand_down(int slot, object base, bint hooked) except -1:
-    for derived in type.__subclasses__(base):
-        mt_hand_down(slot, derived, hooked)
-        _hand_down(slot, derived, hooked)
-    return 0
-
-
-def unhook_types():
-    """Let them be torch's own again."""
-    cdef int slot
-    for slot in range(len(_types)):
-        mt_unhook_type(slot)
-        _hand_down(slot, _types[slot], False)
-    del _types[:]
-
-
-cdef object _asked_about "mt_ask_about"(PyObject* type, PyObject* args, PyObject* kwargs):
-    return _ask_about(<object>type, <object>args, <object>kwargs if kwargs else {})

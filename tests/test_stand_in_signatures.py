@@ -24,11 +24,11 @@ from mindtorch.profile.estimate import (
 
 LISTS = [
     *(module.patches for module in (flags, meshes, nested, stand_ins, tracing, transforms, uninitialized)),
-    *(module.replacements for module in (
+    *(module.patches for module in (
         checkpoints, data_parallel, exchanged, fused_attention, scripted, sharded, sobol, sparse_tensors,
         sync_batch_norm,
     )),
-    process_groups._replacements,
+    process_groups.patches,
 ]  # fmt: skip
 
 

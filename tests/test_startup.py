@@ -48,7 +48,7 @@ def test_L1_importing_leaves_out_what_a_program_may_never_need(tmp_path: Path) -
     ours = imported(tmp_path)["ours"]
     parts = ("cli", "cluster", "npu.compat", "profile", "program", "engine.remote")
     assert [name for name in ours if name.removeprefix("mindtorch.").startswith(parts)] == []
-    assert len(ours) <= 179
+    assert len(ours) <= 180
 
 
 def test_C1_a_profile_searches_for_no_garbage_once_the_program_has_ended(tmp_path: Path) -> None:

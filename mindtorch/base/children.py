@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from .patching import Patches
+
 _PYTHON = re.compile(
     r"(^|[\s/])(python[\d.]*|torchrun|accelerate|deepspeed|mpirun|srun|(ba|da|z)?sh)(\s|$)"
     r"|\.(py|sh)(\s|$)"
@@ -30,7 +32,7 @@ class ChildWatch:
 
     def __init__(self) -> None:
         self.found: Counter[str] = Counter()
-        self._put_back: list[Callable[[], None]] = []
+        self._held = Patches(yields=True)
         self._starting = False
         self._pid = os.getpid()
 
@@ -46,8 +48,7 @@ class ChildWatch:
     def __exit__(self, *_: object) -> None:
         if self in _active:
             _active.remove(self)
-        while self._put_back:
-            self._put_back.pop()()
+        self._held.undo()
 
     def _stand_in(self, owner: Any, name: str, note: Callable[..., Callable[[], None]]) -> None:
         original = getattr(owner, name)
@@ -64,14 +65,9 @@ class ChildWatch:
             noted()
             return result
 
-        def put_back() -> None:
-            if getattr(owner, name) is stand_in:
-                setattr(owner, name, original)
-
         stand_in.__name__, stand_in.__doc__ = name, original.__doc__
         stand_in.__wrapped__ = original  # type: ignore[attr-defined]
-        setattr(owner, name, stand_in)
-        self._put_back.append(put_back)
+        self._held.put([(owner, name, stand_in)])
 
     def _process(self, process: Any) -> Callable[[], None]:
         target = getattr(process, "_target", None)

@@ -14,6 +14,8 @@ from typing import Any
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .patching import Patches
+
 _RAW = "_thread"  # what threads without a name are called
 
 
@@ -38,21 +40,18 @@ class ThreadWatch:
                 return original(thread)  # started while nobody watches any more
             self._run(thread, original, (thread,), {})  # not yet `threading.current_thread()`
 
-        self._replacement = threading.Thread._bootstrap_inner = _bootstrap_inner  # type: ignore[attr-defined]
+        self._replacement = _bootstrap_inner
+        self._held = Patches(yields=True)
+        self._held.put([(threading.Thread, "_bootstrap_inner", _bootstrap_inner)])
+        self._held.put(
+            (_thread, name, self._raw_start(vars(_thread)[name])) for name in ("start_new_thread", "start_new")
+        )
         self._watching = True
-        self._raw = [(name, vars(_thread)[name], self._raw_start(vars(_thread)[name]))
-                     for name in ("start_new_thread", "start_new")]  # fmt: skip
-        for name, _, replacement in self._raw:
-            setattr(_thread, name, replacement)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._watching = False
-        if threading.Thread._bootstrap_inner is self._replacement:  # type: ignore[attr-defined]
-            threading.Thread._bootstrap_inner = self._original  # type: ignore[attr-defined]
-        for name, original, replacement in self._raw:
-            if vars(_thread)[name] is replacement:
-                setattr(_thread, name, original)
+        self._held.undo()
 
     def _raw_start(self, original: Callable[..., int]) -> Callable[..., int]:
         def start_new_thread(*args: Any) -> int:

@@ -14,15 +14,15 @@ from torch.utils._pytree import tree_map_only
 
 from .._ext import lazy as _core
 from ..base.errors import LazyTensorError, UnsupportedOperationError
+from ..base.patching import Patch
 from ..devices.lazy_device import DEVICE_TYPE
 from ..engine.execute import tensors
 
-__all__ = ["restore", "run", "stand_in", "without_data"]
-_validates: list[tuple[Any, types.CodeType]] = []
+__all__ = ["patches", "run", "without_data"]
 
 
-def stand_in(module: Any) -> None:
-    """Let ``flex_attention`` take tensors of ours, by whatever name the program has it: no function is exchanged.
+def patches(module: Any) -> list[Patch]:
+    """Let ``flex_attention`` take tensors of ours, by whatever name the program has it.
 
     Torch's check of the device gets one more name to compare with; what torch compiles after it comes to `run`: see
     tracing.
@@ -32,10 +32,10 @@ def stand_in(module: Any) -> None:
     constants = tuple(
         c | {DEVICE_TYPE} if isinstance(c, frozenset) and {"cpu", "cuda"} <= c else c for c in check.__code__.co_consts
     )
-    _validates.append((check, check.__code__))
-    check.__code__ = check.__code__.replace(co_consts=constants)
     for cls in tensors.TYPES:  # where the program has told torch not to compile
         module.flex_attention_hop.python_key_table.setdefault(cls, run)
+    code = check.__code__.replace(co_consts=constants)
+    return [(module, "_validate_device", types.FunctionType(code, vars(module), check.__name__))]
 
 
 def without_data(*args: Any) -> Any:
@@ -46,13 +46,6 @@ def without_data(*args: Any) -> Any:
             "use torch.no_grad(), or scaled_dot_product_attention"
         )
     return importlib.import_module("torch._higher_order_ops.flex_attention").sdpa_dense(*args)
-
-
-def restore() -> None:
-    """Leave torch's check as it was."""
-    while _validates:
-        check, code = _validates.pop()
-        check.__code__ = code
 
 
 def run(*args: Any) -> Any:

@@ -15,6 +15,7 @@ import torch
 
 from .._ext import lazy as _core
 from ..base.errors import UsageError
+from ..base.patching import Patch, replaced
 from ..devices.places import RECORDED, take, where
 from ..engine.execute import tensors, values
 from ..engine.tensor.recorded import RecordedTensor
@@ -22,7 +23,7 @@ from ..npu.refused import refusing
 from . import creation, generators, hooks, parallel, slot, tensor_types
 from .default_device import one_generator
 from .device_module import NOT_APPLICABLE, REFUSED
-from .replaced import generators_made_by, of_cuda, replaced
+from .replaced import generators_made_by, of_cuda
 
 __all__ = ["cuda_is_ours"]
 
@@ -49,7 +50,7 @@ def cuda_is_ours() -> Iterator[None]:
         *of_cuda(_said()),
         *_of_any_kind(),
         *_of_tensors(),
-        *tensor_types.replacements("cuda", named_otherwise=True),
+        *tensor_types.patches("cuda", named_otherwise=True),
     ]
     told += parallel.data_parallel()
     with one_generator(0), replaced(told):
@@ -124,7 +125,7 @@ def _memory() -> dict[str, Any]:
     }
 
 
-def _of_any_kind() -> Iterator[tuple[Any, str, Any]]:
+def _of_any_kind() -> Iterator[Patch]:
     """The same of ``torch.accelerator``, which asks the device's module for the rest (`torch_accelerator`)."""
     memory = {name: answer for name, answer in _memory().items() if name in vars(torch.accelerator)}
     for owner in (torch.accelerator, torch.accelerator.memory):
@@ -138,7 +139,7 @@ def _count() -> int:
     return values.executor().count
 
 
-def _of_tensors() -> Iterator[tuple[Any, str, Any]]:
+def _of_tensors() -> Iterator[Patch]:
     for owner in (torch.Tensor, tensors.LazyTensor, torch.nn.Module):
         yield owner, "cuda", _to_cuda
     is_cuda = property(lambda t: t.device.type == tensors.DEVICE_TYPE, doc="True if the tensor is where cuda means.")

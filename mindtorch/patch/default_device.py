@@ -22,12 +22,12 @@ from torch.utils._device import DeviceContext
 
 from .._ext import hooks as _hooks
 from ..base import loading
+from ..base.patching import Patch, replaced
 from ..devices import mode, names
 from ..devices.lazy_device import DEVICE_TYPE
 from ..engine.execute import tensors
 from ..engine.record.meeting import bring_together
 from . import creation, generators, hooks, loaders, parallel, pretrained, slot
-from .replaced import replaced
 
 __all__ = ["default_device", "one_generator"]
 
@@ -75,7 +75,7 @@ def one_generator(index: int) -> Iterator[None]:
         yield
 
 
-def _states() -> Iterator[tuple[Any, str, Any]]:
+def _states() -> Iterator[Patch]:
     def get_rng_state() -> torch.Tensor:
         index = generators.sequence_of()
         return _torch_get_rng_state() if index is None else slot.module.get_rng_state(index)

@@ -16,6 +16,7 @@ import torch
 
 from .._ext import lazy as _core
 from .._ext.standin import SettingHook
+from ..base.patching import Patch
 from ..engine.execute import values
 from ..engine.execute.ambient import TABLE, Setting
 from ..engine.record import predict
@@ -23,7 +24,7 @@ from ..engine.record import predict
 __all__ = ["TABLE", "note", "patches"]
 
 
-def patches() -> Iterator[tuple[Any, str, Any]]:
+def patches() -> Iterator[Patch]:
     """(owner, name, stand-in) of each of these functions, wherever torch keeps it."""
     stand_ins = {
         id(original): _stand_in(setting, original)

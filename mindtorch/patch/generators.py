@@ -16,15 +16,17 @@ import torch
 
 from .._ext import hooks as _hooks
 from .._ext import lazy as _core
+from ..base.patching import Patch
 from ..devices import mode
 from ..devices.lazy_device import npu_device
 from ..engine.execute import tensors, values
 from ..engine.record import eager
 from ..npu.moves import index_of as npu_index
 from ..npu.tensor import is_npu
+from . import held
 
-__all__ = ["Generator", "NpuGenerator", "draw", "unwatch", "where_it_draws"]
-_watching: list[Any] = []  # functions of torch's that are asked about
+__all__ = ["Generator", "NpuGenerator", "draw", "where_it_draws"]
+_functions = torch._C._VariableFunctions
 
 
 class Generator(torch.Generator):
@@ -161,28 +163,19 @@ _METHODS = ("bernoulli", "multinomial", "bernoulli_", "normal_", "uniform_", "ra
 
 def _watch() -> None:
     """There is a generator of ours: from now on everything that draws is asked whose it was given."""
-    if _watching:
-        return
-    _hooks.take_generators(Generator)
-    for owner, names in ((torch._C._VariableFunctions, _FUNCTIONS), (torch._C.TensorBase, _METHODS)):
-        for name in names:
-            function = getattr(owner, name)
-            _watching.append(function)
-            _hooks.hook(function, _hooks.DrawHook(draw, names is _METHODS))
+    if (_functions, _FUNCTIONS[0]) not in held:
+        _hooks.take_generators(Generator)
+        held.put(_draws_of(_functions, _FUNCTIONS))
+        held.put(_draws_of(torch._C.TensorBase, _METHODS))
 
 
 def watch_all() -> None:
     """Everything that may draw is asked, where it does so (`one_sequence`)."""
     _watch()
-    for owner, names in ((torch._C._VariableFunctions, _ON_THE_WAY), (torch._C._nn, ("scaled_dot_product_attention",))):
-        for name in names:
-            function = getattr(owner, name)
-            if function not in _watching:
-                _watching.append(function)
-                _hooks.hook(function, _hooks.DrawHook(draw, False))
+    if (_functions, _ON_THE_WAY[0]) not in held:
+        held.put(_draws_of(_functions, _ON_THE_WAY))
+        held.put(_draws_of(torch._C._nn, ("scaled_dot_product_attention",)))
 
 
-def unwatch() -> None:
-    """Leave what draws to torch alone."""
-    while _watching:
-        _hooks.unhook(_watching.pop())
+def _draws_of(owner: Any, names: tuple[str, ...]) -> Iterator[Patch]:
+    return ((owner, name, _hooks.DrawHook(draw, owner is torch._C.TensorBase)) for name in names)

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.modules.module
 import torch.utils.dlpack
-from torch._functorch import vmap as _torch_vmap
 from torch.fx.experimental import proxy_tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import handle_torch_function
@@ -26,6 +26,7 @@ from .. import npu
 from .._ext import hooks as _hooks
 from .._ext import lazy as _core
 from ..base import config
+from ..base.patching import Patch
 from ..devices import mode
 from ..devices.lazy_device import accelerator_at, place_of
 from ..devices.names import device as mindtorch_device
@@ -45,6 +46,7 @@ from . import (
     files,
     flags,
     generators,
+    held,
     namespace,
     nested,
     processes,
@@ -59,69 +61,26 @@ from . import (
 from .module_moves import assign_data, is_opaque, swap_tensors
 
 log = logging.getLogger("mindtorch")
-_saved: list[tuple[Any, str, Any, bool]] = []
-_hooked: list[Any] = []
 
 
 def enable() -> None:
     """Hook torch so that ``device="remote_accelerator[:i]"`` works everywhere. Idempotent."""
     global _torch_to
-    if _saved:
+    if is_enabled():
         return
     npu_is_ours = not npu.stands_aside()  # first: torch_npu claims torch's slot when it is imported
     _hooks.take_numbers(_numbers_ours)
-    for name in (*creation.RECORDED, *creation.EAGER):
-        if hasattr(_functions, name):
-            prepare = creation.read_indices if name == "sparse_coo_tensor" else None
-            asked = _hooks.CreationHook(create, name in creation.FROM_DATA, prepare)
-            _public[_hook(getattr(_functions, name), asked)] = getattr(_functions, name)
-    for function in (torch._C._fft.fft_fftfreq, torch._C._fft.fft_rfftfreq):
-        _public[_hook(function, _hooks.CreationHook(create))] = function
-    for name in creation.NESTED:
-        _patch(torch.nested, name, _nested_hook(getattr(torch.nested, name)))
-    _torch_to = _hook(_base.to, _hooks.MoveHook(_to, torch.dtype, torch.device))
-    for name in ("cpu", "cuda"):
-        _hook(getattr(_base, name), _hooks.AwayHook(wrappers.away))
-    for name, answer in (("copy_", wrappers.copy_across), ("type_as", wrappers.type_as)):
-        _hook(getattr(_base, name), _hooks.AcrossHook(answer))
-    for name in ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty_strided"):
-        _hook(getattr(_base, name), _hooks.MethodHook(_new_hook(name)))
-    _hook(_base._make_subclass, _hooks.SubclassHook(stand_ins.make_subclass))
-    _hook(_base.as_subclass, _hooks.AsSubclassHook(classes.any_as_subclass))
-    _hook(_base._make_wrapper_subclass, _hooks.WrapperHook(wrappers.make))
-    _hooks.hook_data(_base.data, assign_data)
-    _patch(torch.utils, "swap_tensors", swap_tensors)
-    slot.watch()
     take("npu", NPU if npu_is_ours else None)
+    held.put(_patches())
+    _public.update({_hooks.original(function): function for function in (getattr(*place) for place in _MAKERS)})
+    _torch_to = _hooks.original(_base.to)
+    slot.watch()
     if npu_is_ours:
-        _patch(torch.Tensor, "npu", _tensor_npu)
-        _patch(torch.Tensor, "is_npu", IS_NPU)
-        _hook(_base.pin_memory, _hooks.EveryHook(stand_ins.pin_memory))
-        _hook(_base.is_pinned, _hooks.EveryHook(stand_ins.is_pinned))
+        held.put(_of_npus())
         _hooks.take_pinning(True)
-        _patch(torch.nn.Module, "npu", _module_npu)
-        _patch(torch, "npu", npu)
-        for name in stand_ins.AUTOCAST:
-            _hook(getattr(torch._C, name), _hooks.NameHook("cpu"))
-    _patch(torch._utils, "_rebuild_tensor", files.make_rebuild(_torch_rebuild_tensor))
-    torch.serialization._package_registry.insert(0, files.package)
-    processes.install()
-    # Else make_fx takes what it computes from a lazy input for a constant.
-    _patch(proxy_tensor, "HANDLED_TYPES", (*proxy_tensor.HANDLED_TYPES, *tensors.TYPES))
-    _patch(_torch_vmap, "_flat_vmap", transforms.flat_vmap)
-    _patch(torch.nn.Module, "to", _module_to)
-    _patch(PackedSequence, "to", _packed_sequence_to)
-    _patch(torch.nn.Module, "_apply", _module_apply)
-    for patching in (classes, uninitialized, tracing, transforms, nested, stand_ins):
-        for owner, name, stand_in in patching.patches():
-            _patch(owner, name, stand_in)
-    _patch(_torch_device.DeviceContext, "__torch_function__", _device_context)
-    for owner, name, stand_in in flags.patches():
-        _patch(owner, name, stand_in)
+    for patching in (processes, classes, uninitialized, tracing, transforms, nested, stand_ins, flags):
+        held.put(patching.patches())
     flags.note()
-    if not hasattr(torch, tensors.DEVICE_TYPE):
-        # torch looks for a device's functions here (checkpoint: the generator's state), also when the slot is not ours.
-        _patch(torch, tensors.DEVICE_TYPE, slot.module)
     if config.register_device() == "always" or config.enable_aten_impl():
         slot.claim()
     if config.enable_aten_impl() and not slot.claimed():
@@ -130,47 +89,68 @@ def enable() -> None:
 
 def disable() -> None:
     """Put torch back as it was. Lazy tensors that exist keep working."""
-    if not _saved:
-        return
-    slot.unwatch()
-    while _hooked:
-        _hooks.unhook(_hooked.pop())
-    _hooks.unhook_data(_base.data)
-    wrappers.unwatch()
-    generators.unwatch()
-    while _saved:
-        owner, name, value, own = _saved.pop()
-        if value is None and slot.claimed() and name == tensors.DEVICE_TYPE:
-            continue  # torch has put it there for good
-        if own:
-            setattr(owner, name, value)
-        else:
-            delattr(owner, name)
-    if files.package in torch.serialization._package_registry:
-        torch.serialization._package_registry.remove(files.package)
-        processes.uninstall()
-    tensors.out_of_use()
+    if is_enabled():
+        held.undo()
+        tensors.out_of_use()
 
 
 def is_enabled() -> bool:
     """True while torch is hooked."""
-    return bool(_saved)
+    return (torch.nn.Module, "to") in held
 
 
-def _hook(function: Any, asked: _hooks.Hook) -> Any:
-    _hooked.append(function)
-    return _hooks.hook(function, asked)
+def _patches() -> Iterator[Patch]:
+    for owner, name in _MAKERS:
+        prepare = creation.read_indices if name == "sparse_coo_tensor" else None
+        yield owner, name, _hooks.CreationHook(create, name in creation.FROM_DATA, prepare)
+    for name in creation.NESTED:
+        yield torch.nested, name, _nested_hook(getattr(torch.nested, name))
+    methods = {
+        "to": _hooks.MoveHook(_to, torch.dtype, torch.device),
+        **{name: _hooks.AwayHook(wrappers.away) for name in ("cpu", "cuda")},
+        "copy_": _hooks.AcrossHook(wrappers.copy_across),
+        "type_as": _hooks.AcrossHook(wrappers.type_as),
+        **{name: _hooks.MethodHook(_new_hook(name)) for name in _NEW},
+        "_make_subclass": _hooks.SubclassHook(stand_ins.make_subclass),
+        "as_subclass": _hooks.AsSubclassHook(classes.any_as_subclass),
+        "_make_wrapper_subclass": _hooks.WrapperHook(wrappers.make),
+        "data": _hooks.AssignHook(assign_data),
+    }
+    yield from ((_base, name, asked) for name, asked in methods.items())
+    yield torch.utils, "swap_tensors", swap_tensors
+    yield torch._utils, "_rebuild_tensor", files.make_rebuild(_torch_rebuild_tensor)
+    yield torch.serialization._package_registry, 0, files.package
+    # Else make_fx takes what it computes from a lazy input for a constant.
+    yield proxy_tensor, "HANDLED_TYPES", (*proxy_tensor.HANDLED_TYPES, *tensors.TYPES)
+    yield torch.nn.Module, "to", _module_to
+    yield PackedSequence, "to", _packed_sequence_to
+    yield torch.nn.Module, "_apply", _module_apply
+    yield _torch_device.DeviceContext, "__torch_function__", _device_context
+    if not hasattr(torch, tensors.DEVICE_TYPE):
+        # torch looks for a device's functions here (checkpoint: the generator's state), also when the slot is not ours.
+        yield torch, tensors.DEVICE_TYPE, slot.module
 
 
-def _patch(owner: Any, name: str, value: Any) -> None:
-    own = name in vars(owner)
-    _saved.append((owner, name, vars(owner).get(name), own))
-    setattr(owner, name, value)
+def _of_npus() -> Iterator[Patch]:
+    yield torch.Tensor, "npu", _tensor_npu
+    yield torch.Tensor, "is_npu", IS_NPU
+    yield _base, "pin_memory", _hooks.EveryHook(stand_ins.pin_memory)
+    yield _base, "is_pinned", _hooks.EveryHook(stand_ins.is_pinned)
+    yield torch.nn.Module, "npu", _module_npu
+    yield torch, "npu", npu
+    for name in stand_ins.AUTOCAST:
+        yield torch._C, name, _hooks.NameHook("cpu")
 
 
 # ---- patched functions -----------------------------------------------------------------------------------------------
 _functions = torch._C._VariableFunctions
 _base: Any = torch._C.TensorBase
+#: Torch's creation functions, and where they are.
+_MAKERS = [
+    *((_functions, name) for name in (*creation.RECORDED, *creation.EAGER) if hasattr(_functions, name)),
+    *((torch._C._fft, name) for name in ("fft_fftfreq", "fft_rfftfreq")),
+]
+_NEW = ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty_strided")
 #: What ``tensor.is_npu`` is.
 IS_NPU = property(lambda t: t.device.type == "npu", doc="True if the tensor is on an NPU.")
 _torch_to: Any = _base.to  # its twin, once that is hooked

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, IterableDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from .._ext import lazy as _core
+from ..base.patching import Patch
 from ..engine.execute import LocalExecutor, values
 
 __all__ = ["workers"]
@@ -24,7 +25,7 @@ _carried: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
 _DEEP = 6  # datasets within datasets, lists of tuples of tensors
 
 
-def workers() -> tuple[Any, str, Any]:
+def workers() -> Patch:
     """(owner, name, replacement) of what starts a DataLoader's workers."""
     return _MultiProcessingDataLoaderIter, "__init__", _start
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
+from ..base.patching import Patch
 from ..devices.lazy_device import DEVICE_TYPE
 from ..devices.places import RECORDED, where
 
-__all__ = ["patches", "restore", "stand_in"]
+__all__ = ["of_fsdp", "patches"]
 
 # Those that are loaded: a build of torch may be without.
 _owners: list[Any] = [
@@ -24,7 +25,6 @@ _owners: list[Any] = [
     if hasattr(sys.modules.get(name), "init_device_mesh")
 ]
 _torch_init: Any = _owners[0].init_device_mesh if _owners else None
-_shards: list[tuple[Any, Any]] = []  # torch.distributed.fsdp, and its fully_shard
 
 
 class _Letters(str):
@@ -36,8 +36,7 @@ class _Letters(str):
         return True
 
 
-def patches() -> Iterator[tuple[Any, str, Any]]:
-    """(owner, attribute, what stands in for it)."""
+def patches() -> Iterator[Patch]:
     for owner in _owners:
         yield owner, "init_device_mesh", functools.wraps(_torch_init)(_init)
 
@@ -52,7 +51,7 @@ def _init(device_type: str, *args: Any, **kwargs: Any) -> Any:
     return mesh
 
 
-def stand_in(fsdp: Any) -> None:
+def of_fsdp(fsdp: Any) -> Iterator[Patch]:
     """Where ``torch.distributed.fsdp`` is loaded: without a mesh, a model is sharded where it is.
 
     Torch has a mesh of the accelerator then, which there is only where one was asked for.
@@ -70,12 +69,4 @@ def stand_in(fsdp: Any) -> None:
             mesh = _init(DEVICE_TYPE, (torch.distributed.get_world_size(),))
         return torchs(module, mesh=mesh, **kwargs)
 
-    _shards.append((fsdp, torchs))
-    fsdp.fully_shard = fully_shard
-
-
-def restore() -> None:
-    """Let ``torch.distributed.fsdp`` be torch's own again."""
-    while _shards:
-        fsdp, torchs = _shards.pop()
-        fsdp.fully_shard = torchs
+    yield fsdp, "fully_shard", fully_shard

@@ -17,6 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from .._ext import intern as _intern
 from .._ext import lazy as _core
+from ..base.patching import Patch
 from ..engine.execute import values
 from ..engine.record import eager, intercept
 from ..engine.record.arguments import tensors_in
@@ -129,7 +130,7 @@ def _label(t: Any, index: int, given: Mapping[int, Any] | None = None) -> Any:
 eager.set_label(_label)
 
 
-def patches() -> list[tuple[Any, str, Any]]:
+def patches() -> list[Patch]:
     """(owner, name, stand-in) of what torch's own classes of tensors do with tensors of ours among their operands."""
     return [
         (NestedTensor, "__torch_function__", classmethod(_function)),

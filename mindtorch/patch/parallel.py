@@ -15,13 +15,14 @@ from typing import Any
 import torch
 import torch.cuda.comm
 
+from ..base.patching import Patch
 from ..devices.lazy_device import DEVICE_TYPE
 from ..engine.execute.tensors import torch_device
 
 __all__ = ["data_parallel"]
 
 
-def data_parallel() -> Iterator[tuple[Any, str, Any]]:
+def data_parallel() -> Iterator[Patch]:
     """(owner, name, what stands there for the length of ``--map cuda``)."""
     # By their names: torch.nn.parallel has functions of the same names.
     whole, copies, parts, comm = (

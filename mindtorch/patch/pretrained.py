@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..base.patching import for_good
 from ..devices import mode
 from ..devices.lazy_device import torch_device
 from . import generators
@@ -37,13 +38,14 @@ def patch(modeling: Any) -> None:
                 model.to(torch_device(index))
         return found
 
-    base.from_pretrained = classmethod(from_pretrained)
+    for_good([(base, "from_pretrained", classmethod(from_pretrained))])
 
 
 def patch_accelerate(state: Any) -> None:
     """Have ``accelerate.state.PartialState`` find the default device where it finds no other. For good, as above."""
     find = state.PartialState.default_device.fget
-    state.PartialState.default_device = property(functools.wraps(find)(lambda self: _or_default(find(self))))
+    found = property(functools.wraps(find)(lambda self: _or_default(find(self))))
+    for_good([(state.PartialState, "default_device", found)])
 
 
 def patch_arguments(module: Any) -> None:
@@ -56,8 +58,9 @@ def patch_arguments(module: Any) -> None:
         found = find(self)
         return found if self.use_cpu else _or_default(found)
 
-    arguments._setup_devices = functools.cached_property(set_up)
-    arguments._setup_devices.__set_name__(arguments, "_setup_devices")
+    found = functools.cached_property(set_up)
+    found.__set_name__(arguments, "_setup_devices")
+    for_good([(arguments, "_setup_devices", found)])
 
 
 def _or_default(found: Any) -> Any:

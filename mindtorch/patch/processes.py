@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -10,26 +11,19 @@ import torch
 from torch.utils.data import default_collate  # noqa: F401  (loads the module below)
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from ..base.patching import Patch
 from ..engine.execute import tensors
 from ..engine.tensor.queues import told_at_the_other_end
 from ..npu.tensor import NpuTensor
 
-__all__ = ["install", "uninstall"]
-_TYPES = (*tensors.TYPES, NpuTensor)
+__all__ = ["patches"]
 
 
-def install() -> None:
-    """Let lazy tensors cross process boundaries. They arrive as plain ones, as from a file."""
-    for cls in _TYPES:
-        ForkingPickler.register(cls, _reduce)  # type: ignore[arg-type]
-        default_collate_fn_map[cls] = _collate
-
-
-def uninstall() -> None:
-    """Undo install()."""
-    for cls in _TYPES:
-        ForkingPickler._extra_reducers.pop(cls, None)  # type: ignore[attr-defined]
-        default_collate_fn_map.pop(cls, None)
+def patches() -> Iterator[Patch]:
+    """What lets lazy tensors cross process boundaries. They arrive as plain ones, as from a file."""
+    for cls in (*tensors.TYPES, NpuTensor):
+        yield (ForkingPickler._extra_reducers, cls, _reduce)  # type: ignore[attr-defined]
+        yield default_collate_fn_map, cls, _collate
 
 
 @told_at_the_other_end

@@ -1,33 +1,19 @@
-"""Attributes that are others for a while: of torch's modules, where a program looks for answers."""
+"""What a program finds in torch where ``cuda`` is no CUDA device, whatever it is instead."""
 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-__all__ = ["generators_made_by", "of_cuda", "replaced"]
+from ..base.patching import Patch
+
+__all__ = ["generators_made_by", "of_cuda"]
 
 
-@contextmanager
-def replaced(replacements: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """(owner, name, value): the attribute has this value for the length of the block."""
-    with ExitStack() as stack:
-        for owner, name, value in replacements:
-            own = name in vars(owner)
-            before = vars(owner).get(name)
-            setattr(owner, name, value)
-            if own:
-                stack.callback(setattr, owner, name, before)
-            else:
-                stack.callback(delattr, owner, name)
-        yield
-
-
-def of_cuda(said: dict[str, Any]) -> Iterator[tuple[Any, str, Any]]:
+def of_cuda(said: dict[str, Any]) -> Iterator[Patch]:
     """What ``torch.cuda`` says, with the modules that it has these names from, and nvtx, which marks nothing."""
     nothing = dict.fromkeys(
         ("rangePushA", "rangePop", "rangeStartA", "rangeEnd", "markA", "deviceRangeStart", "deviceRangeEnd"),

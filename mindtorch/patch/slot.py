@@ -6,8 +6,10 @@ and meshes by that. So a program that does not use our devices must find it as t
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from .. import npu
 from .._ext import hooks as _hooks
 from ..base import config, loading
 from ..base.errors import UnsupportedOperationError
+from ..base.patching import Patch, for_good
 from ..devices import lazy_device, mode
 from ..devices.lazy_device import cuda_present
 from ..devices.places import NPU, RECORDED, where
@@ -23,37 +26,36 @@ from ..engine.execute import tensors
 from ..engine.tensor import classes
 from ..npu import subclasses
 from ..npu.tensor import is_npu
-from . import attention, dispatch_modes, files, generators, meshes, torch_accelerator
+from . import attention, dispatch_modes, files, generators, held, meshes, torch_accelerator
 from .device_module import DeviceModule
 
-__all__ = ["claim", "claim_npu", "claimed", "module", "unwatch", "watch"]
+__all__ = ["claim", "claim_npu", "claimed", "module", "watch"]
 
 log = logging.getLogger("mindtorch")
 module = DeviceModule(f"torch.{tensors.DEVICE_TYPE}")
 _claimed = False
 _refused = False
-_CONSTRUCTORS = (torch.device, torch.Generator, torch.Stream, torch.Event)
 
 
 def watch() -> None:
     """From now on the slot is claimed when the program makes a ``torch.device`` of ours, or a generator there, …"""
-    _hooks.hook_types(_CONSTRUCTORS, _asked)
-    _hooks.hook_family(torch._C.TensorBase)
-    loading.when_loaded("safetensors", lambda safetensors: _hooks.hook_another_type(safetensors.safe_open))
-    loading.when_loaded("torch.nn.attention.flex_attention", attention.stand_in)
-    loading.when_loaded("torch.distributed.fsdp", meshes.stand_in)
+    asked = _hooks.ConstructorHook(_asked)
+    held.put((torch._C, name, asked) for name in ("device", "Generator", "Stream", "Event", "TensorBase"))
+    for name, patches in {
+        "safetensors": lambda safetensors: [(safetensors, "safe_open", asked)],
+        "torch.nn.attention.flex_attention": attention.patches,
+        "torch.distributed.fsdp": meshes.of_fsdp,
+    }.items():
+        loading.when_loaded(name, functools.partial(_put, patches))
+    held.after(loading.forget)
     tensors.set_claim(claim)
     if _claimed:
         dispatch_modes.register()
+    held.after(dispatch_modes.unregister)  # a slot that was claimed stays claimed, without kernels
 
 
-def unwatch() -> None:
-    """Leave torch's constructors alone. A slot that was claimed stays claimed, without kernels."""
-    dispatch_modes.unregister()
-    loading.forget()
-    attention.restore()
-    meshes.restore()
-    _hooks.unhook_types()
+def _put(patches: Callable[[Any], Iterable[Patch]], module: Any) -> None:
+    held.put(patches(module))
 
 
 def _asked(cls: type, args: tuple, kwargs: dict[str, Any]) -> Any:
@@ -105,12 +107,10 @@ def _claim() -> None:
     _claimed = True
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-    if vars(torch).get(tensors.DEVICE_TYPE) is module:
-        delattr(torch, tensors.DEVICE_TYPE)  # torch refuses to register a module whose name is there
+    held.take_back(torch, tensors.DEVICE_TYPE)  # torch refuses to register a module whose name is there
     _setup_privateuseone_for_python_backend(tensors.DEVICE_TYPE, module)
     dispatch_modes.register()
-    torch.UntypedStorage.__new__ = _new_storage  # type: ignore[assignment]
-    torch_accelerator.install(module)
+    for_good([(torch.UntypedStorage, "__new__", _new_storage), *torch_accelerator.patches(module)])
 
 
 def claim_npu() -> bool:
@@ -125,9 +125,8 @@ def claim_npu() -> bool:
         # What C++ has to be told. Tensors of ours are on the CPU to it, so nothing asks these for streams or memory.
         torch._C._acc.register_python_privateuseone_hook(backend_registration._DummyPrivateUse1Hook())
         torch._C._acc.register_python_privateuseone_device_guard(backend_registration._DummyDeviceGuard())
-        torch.UntypedStorage.__new__ = _new_storage  # type: ignore[assignment]
-        torch_accelerator.install_npu()
         sys.modules["torch.npu"] = npu  # where C++ looks for a device's functions
+        for_good([(torch.UntypedStorage, "__new__", _new_storage), *torch_accelerator.of_npus()])
         lazy_device.torch_knows_npu = True
     return lazy_device.torch_knows_npu
 

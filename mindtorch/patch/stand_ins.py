@@ -14,6 +14,7 @@ from .. import npu
 from .._ext import lazy as _core
 from .._ext.guards import Unseen
 from ..base import torch_facts
+from ..base.patching import Patch
 from ..devices import lazy_device
 from ..devices.places import ESTIMATED, NPU, RECORDED, where
 from ..engine.execute import tensors, values
@@ -36,7 +37,7 @@ _torch_group = torch.nn.utils.clip_grad._group_tensors_by_device_and_dtype
 _torch_autocast_init = torch.amp.autocast_mode.autocast.__init__
 
 
-def patches() -> Iterator[tuple[Any, str, Any]]:
+def patches() -> Iterator[Patch]:
     """(owner, attribute, what stands in for it)."""
     for owner in (torch, torch.utils.dlpack):
         yield owner, "to_dlpack", _to_dlpack

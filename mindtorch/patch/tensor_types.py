@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["replacements"]
+from ..base.patching import Patch
+
+__all__ = ["patches"]
 _NAMES = (
     "BFloat16Tensor", "BoolTensor", "ByteTensor", "CharTensor", "DoubleTensor", "FloatTensor", "HalfTensor",
     "IntTensor", "LongTensor", "ShortTensor",
@@ -46,12 +48,9 @@ class _TensorType(type):
         return isinstance(t, torch.Tensor) and t.is_cuda and t.dtype is cls.dtype
 
 
-def replacements(kind: str, named_otherwise: bool) -> Iterator[tuple[Any, str, Any]]:
-    """(owner, attribute, replacement), for `replaced`.
-
-    kind: what the program's "cuda" is called, as it says it. named_otherwise: tensors there do not know that they are
-    on CUDA, and have to be told so.
-    """
+def patches(kind: str, named_otherwise: bool) -> Iterator[Patch]:
+    """kind: what the program's "cuda" is called, as it says it. named_otherwise: tensors there do not know that they
+    are on CUDA, and have to be told so."""
     types = {
         name: _TensorType(name, (), {"__module__": "torch.cuda", "plain": getattr(torch, name), "kind": kind})
         for name in _NAMES

@@ -7,16 +7,18 @@ device's own counts them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from .. import npu
 from .._ext import streams
+from ..base.patching import Patch
 from ..devices.lazy_device import npu_device
 from ..npu.library import device_index
 
-__all__ = ["install", "install_npu"]
+__all__ = ["of_npus", "patches"]
 
 _INTEGERS = tuple(getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))
 _DTYPES = (
@@ -37,8 +39,8 @@ _DTYPES = (
 )
 
 
-def install(module: Any) -> None:
-    """Have ``module`` (``torch.remote_accelerator``) answer what torch would ask of C++. For good, as the claim is."""
+def patches(module: Any) -> Iterator[Patch]:
+    """What ``module`` (``torch.remote_accelerator``) answers where torch would ask C++."""
 
     def get_device_index() -> int:
         return module.current_device()
@@ -58,7 +60,7 @@ def install(module: Any) -> None:
     def nothing(*_: Any) -> None:
         """There is one stream, and no cache."""
 
-    _answer(
+    yield from _answers(
         getDeviceIndex=get_device_index,
         setDeviceIndex=set_device_index,
         exchangeDevice=exchange,
@@ -75,13 +77,13 @@ def install(module: Any) -> None:
         resetPeakStats=nothing,
     )
     # Whom process groups and meshes are for without being told: to C++ our tensors are on the CPU.
-    torch._C._get_accelerator = lambda check=None: torch.device("cpu")  # type: ignore[attr-defined]
+    yield torch._C, "_get_accelerator", lambda check=None: torch.device("cpu")
 
 
-def install_npu() -> None:
-    """Have `mindtorch.npu` answer, once torch's slot has its name."""
+def of_npus() -> Iterator[Patch]:
+    """What `mindtorch.npu` answers, once torch's slot has its name."""
     streams.configure(device_index, npu_device)  # of streams and events
-    _answer(
+    return _answers(
         getDeviceIndex=npu.current_device,
         setDeviceIndex=npu.set_device,
         exchangeDevice=streams.exchange_device,
@@ -98,6 +100,5 @@ def install_npu() -> None:
     )
 
 
-def _answer(**answers: Any) -> None:
-    for name, answer in answers.items():
-        setattr(torch._C, f"_accelerator_{name}", answer)
+def _answers(**answers: Any) -> Iterator[Patch]:
+    return ((torch._C, f"_accelerator_{name}", answer) for name, answer in answers.items())

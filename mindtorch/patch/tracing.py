@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..base import NAME, torch_facts
 from ..base.errors import UnsupportedOperationError
+from ..base.patching import Patch
 from ..npu.tensor import is_npu
 from . import attention
 from .module_moves import is_opaque
@@ -105,6 +106,6 @@ _stand_ins = [
 ]
 
 
-def patches() -> list[tuple[Any, str, Any]]:
+def patches() -> list[Patch]:
     """(owner, name, stand-in) of torch's ways to trace."""
     return list(_stand_ins)

@@ -22,6 +22,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .._ext import intercept as _intercept
+from ..base.patching import Patch
 from ..engine.execute import tensors, values
 from ..engine.record import eager
 from ..engine.record.inside import index_inside
@@ -126,7 +127,7 @@ def _older_vmap(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable
     return call
 
 
-def patches() -> list[tuple[Any, str, Any]]:
+def patches() -> list[Patch]:
     """(owner, name, stand-in) of what begins a transform; of the older vmap, wherever torch has a name for it."""
     gradcheck = importlib.import_module("torch.autograd.gradcheck")  # torch.autograd has a function of that name
     begins = (
@@ -135,6 +136,7 @@ def patches() -> list[tuple[Any, str, Any]]:
         (_transforms, "_wrap_functional_tensor"),
     )
     return [
+        (_torch_vmap, "_flat_vmap", flat_vmap),
         *((owner, name, _wrapping(getattr(owner, name))) for owner, name in begins),
         *((owner, "_vmap", _older_vmap) for owner in (_vmap_internals, functional, gradcheck)),
     ]

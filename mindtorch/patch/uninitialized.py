@@ -18,6 +18,7 @@ from torch.nn.parameter import (  # type: ignore[attr-defined]
     is_lazy,
 )
 
+from ..base.patching import Patch
 from ..devices.places import where
 from .module_moves import apply_to_module, assign_data, is_opaque
 
@@ -67,7 +68,7 @@ def _deepcopy(self: Any, memo: dict) -> Any:
     return copied
 
 
-def patches() -> list[tuple[Any, str, Any]]:
+def patches() -> list[Patch]:
     """(owner, name, stand-in) of what torch must do in another way for these tensors."""
     return [
         (UninitializedParameter, "__new__", _maker(UninitializedParameter.__new__)),

@@ -31,28 +31,19 @@ from ..devices.places import NPU, RECORDED, where
 from ..engine.execute import tensors
 from ..engine.record import inside
 from ..npu import moves
+from . import held
 
 __all__ = ["around_ours", "away", "copy_across", "crosses", "make", "moved", "shows", "swapped", "type_as"]
 _peek = torch._C._functorch.peek_interpreter_stack
 _devices: dict[int, tuple[Any, Any]] = {}  # id of a wrapper -> (a weak reference to it, its device)
-_watched = False
 
 
 def watch() -> None:
     """From now on ``.device`` looks inside, and so do moves to another device."""
-    global _watched
-    if not _watched:
-        _hooks.hook_device(torch._C.TensorBase.device, _device_inside)  # type: ignore[attr-defined]
+    if (torch._C.TensorBase, "device") not in held:
+        held.put([(torch._C.TensorBase, "device", _hooks.ReadHook(_device_inside))])
         _hooks.take_hidden(lambda t: inside.hides(t) or around_ours(t))
-        _watched = True
-
-
-def unwatch() -> None:
-    """Leave ``.device`` to torch alone."""
-    global _watched
-    _hooks.unhook_device(torch._C.TensorBase.device)  # type: ignore[attr-defined]
-    _hooks.take_hidden(None)
-    _watched = False
+        held.after(_hooks.take_hidden, None)
 
 
 def _device_inside(t: Any) -> Any:

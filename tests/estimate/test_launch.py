@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from mindtorch.base.clusters import Cluster
 from mindtorch.profile import Profiler
 from mindtorch.profile.cost import about, targets
 from mindtorch.profile.estimate.estimator import Estimator
@@ -139,3 +140,14 @@ def test_C4_reading_a_value_of_the_device_takes_a_launch():
     assert (more - one) / 100 == pytest.approx(about.read_seconds(A100) + view, rel=1e-3)
     one, more = (report_of(lambda n=n: reads(n, "cpu"))["totals"]["time_s"] for n in (1, 101))
     assert (more - one) / 100 < 2 * view
+
+
+def test_C4_processes_are_started_by_whatever_name() -> None:
+    """``torch.multiprocessing.spawn`` is a function, and the module that it is from."""
+    ran: list[int] = []
+    with Estimator(target=targets.find("h100"), devices=2, cluster=Cluster(2, 1)):
+        from torch.multiprocessing.spawn import spawn, start_processes
+
+        for start in (torch.multiprocessing.spawn, spawn, torch.multiprocessing.start_processes, start_processes):
+            start(ran.append, nprocs=2)
+    assert ran == [1, 1, 1, 1]

@@ -23,12 +23,14 @@ from typing import Any, NamedTuple
 import torch
 
 from mindtorch._ext import context, paths
+from mindtorch.base.patching import Patches
 from mindtorch.engine.semantics import owners
 
 log = logging.getLogger(__name__)
 
 _original: Callable[..., Any] | None = None
 _replacement: Callable[..., Any] | None = None
+_held = Patches(yields=True)
 _roots: list[tuple["weakref.ref[torch.nn.Module]", int]] = []
 _owners: dict[int, tuple["weakref.ref[torch.Tensor]", int]] = {}
 _misses = 0
@@ -63,16 +65,15 @@ def patch() -> None:
     __call__._torchdynamo_inline = original  # type: ignore[attr-defined]  # what torch.compile traces instead
     context.track_calls(__call__, original)
     _original, _replacement = original, __call__
-    torch.nn.Module.__call__ = __call__  # type: ignore[method-assign]
+    _held.put([(torch.nn.Module, "__call__", __call__)])
     _tell_dynamo(original, __call__)
 
 
 def unpatch() -> None:
     """Put torch's own function back, unless other code has wrapped ours in the meantime."""
-    if torch.nn.Module.__call__ is _replacement:
-        torch.nn.Module.__call__ = _original  # type: ignore[method-assign,assignment]
-    else:
+    if torch.nn.Module.__call__ is not _replacement:
         log.warning("torch.nn.Module.__call__ was replaced by other code; module tracking stays underneath it")
+    _held.undo()
     _tell_dynamo(_replacement, _original)
     _roots.clear()
     _owners.clear()

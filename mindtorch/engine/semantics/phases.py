@@ -22,14 +22,14 @@ from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from mindtorch._ext import context
+from mindtorch.base.patching import Patches
 from mindtorch.engine.record import handlers
 
 _original: Callable[..., Any] | None = None
 _torch_next: Callable[..., Any] | None = None
-_handles: list[RemovableHandle] = []
+_held = Patches(yields=True)
 _optimizers: dict[int, "weakref.ref[torch.optim.Optimizer]"] = {}  # by address
 _listeners: list[Callable[[torch.optim.Optimizer], None]] = []
 _before: list[Callable[[], None]] = []
@@ -44,18 +44,23 @@ def patch() -> None:
     global _original, _torch_next
     _original = torch.autograd.graph._engine_run_backward
     context.set_run_backward(_run_backward)
-    for place in _places:
-        if place._engine_run_backward is _original:  # type: ignore[attr-defined]
-            place._engine_run_backward = context.tracked_backward  # type: ignore[attr-defined]
-    torch.autograd.Function.apply = classmethod(_apply)  # type: ignore[method-assign,assignment]
-    torch.optim.Optimizer._patch_step_function = _hook_steps  # type: ignore[method-assign]
+    _held.put(
+        (place, "_engine_run_backward", context.tracked_backward)
+        for place in _places if place._engine_run_backward is _original  # type: ignore[attr-defined]
+    )  # fmt: skip
+    _held.put(
+        [
+            (torch.autograd.Function, "apply", classmethod(_apply)),
+            (torch.optim.Optimizer, "_patch_step_function", _hook_steps),
+        ]
+    )
     for kind in _kinds(torch.optim.Optimizer):
         _wrap_step(kind)
     _torch_next = getattr(_LOADERS, "__next__", None)
     if _torch_next is not None:
-        _LOADERS.__next__ = functools.wraps(_torch_next)(_next)
-    _handles.append(register_optimizer_step_pre_hook(_begin))
-    _handles.append(register_optimizer_step_post_hook(_end))
+        _held.put([(_LOADERS, "__next__", functools.wraps(_torch_next)(_next))])
+    _held.after(register_optimizer_step_pre_hook(_begin).remove)
+    _held.after(register_optimizer_step_post_hook(_end).remove)
 
 
 def _run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -153,17 +158,7 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def unpatch() -> None:
-    torch.autograd.Function.apply = _torch_apply  # type: ignore[method-assign]
-    if (
-        getattr(getattr(_LOADERS, "__next__", None), "__wrapped__", None) is _torch_next is not None
-    ):  # nor the program's
-        _LOADERS.__next__ = _torch_next
-    for place in _places:
-        if place._engine_run_backward is context.tracked_backward:  # type: ignore[attr-defined]
-            place._engine_run_backward = _original  # type: ignore[attr-defined]
-    while _handles:
-        _handles.pop().remove()
-    torch.optim.Optimizer._patch_step_function = _torch_hook_steps  # type: ignore[method-assign]
+    _held.undo()
     kind: Any
     while _steps:
         kind, step = _steps.popitem()

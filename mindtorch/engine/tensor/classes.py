@@ -25,6 +25,7 @@ from ..._ext import lazy as _core
 from ..._ext.attributes import Attribute
 from ..._ext.guards import NoGrad, Unseen
 from ...base.errors import LazyTensorError
+from ...base.patching import Patch
 
 __all__ = [
     "Family", "RecordedMeta", "Slotted", "any_as_subclass", "as_parameter", "as_saved", "as_subclass", "class_for",
@@ -354,7 +355,7 @@ def new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any
     return _torch_new_parameter(cls, data, requires_grad)
 
 
-def patches() -> list[tuple[Any, str, Any]]:
+def patches() -> list[Patch]:
     """(owner, name, stand-in) of what is written in Python among torch's ways to give a tensor a class."""
     # Of a class, since what `class` makes of __new__ does not say whose it is, where staticmethod() does.
     stand_in = vars(type("Parameter", (), {"__new__": new_parameter}))["__new__"]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ...base.errors import UnsupportedOperationError
+from ...base.patching import for_good
 from ...patch import hooks, slot
 from .. import finder, legacy
 
@@ -37,9 +38,9 @@ def install() -> None:
     from . import distributed
 
     distributed.install()
-    torch.Tensor.type = _type  # type: ignore[method-assign]
+    for_good([(torch.Tensor, "type", _type)])
     if not hasattr(torch.Tensor, "is_npu"):
-        torch.Tensor.is_npu = hooks.IS_NPU  # type: ignore[attr-defined]
+        for_good([(torch.Tensor, "is_npu", hooks.IS_NPU)])
     finder.watch()
 
 

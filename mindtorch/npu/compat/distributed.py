@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 import torch
 
 from ...base.errors import UnsupportedOperationError
+from ...base.patching import for_good
 from ..refused import getter
 
 __all__ = ["install", "is_available", "is_hccl_available"]
@@ -37,5 +38,5 @@ def install() -> None:
     """Let torch.distributed know the name of the backend: it is refused in one line."""
     distributed: Any = torch.distributed
     if distributed.is_available() and not hasattr(distributed, "is_hccl_available"):
-        distributed.is_hccl_available = is_hccl_available
+        for_good([(distributed, "is_hccl_available", is_hccl_available)])
         distributed.Backend.register_backend("hccl", _refuse, devices=["npu"])

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from mindtorch import npu
 
+from ...base.patching import Patch, for_good
 from ...devices import lazy_device, mode
 from ...devices.places import NPU, take
 from ...engine.tensor.recorded import RecordedTensor
@@ -27,26 +29,37 @@ def install() -> None:
     if lazy_device.cuda_is_npu:
         return
     lazy_device.cuda_is_npu = True
+    for_good(_always())
+    if mode.now.estimate is None:  # which answers for torch.cuda; and wherever a tensor is, it has no data
+        take("cuda", NPU)
+        for_good(_of_cuda())
+
+
+def _always() -> Iterator[Patch]:
     is_cuda = property(lambda t: t.device.type == "npu")
     for owner in (torch.Tensor, RecordedTensor):
-        owner.is_cuda = is_cuda  # type: ignore[assignment, method-assign]
+        yield owner, "is_cuda", is_cuda
     if _torch_process_group is not None:
-        torch.distributed.init_process_group = _init_process_group
-        torch.distributed.is_nccl_available = lambda: False
-    if mode.now.estimate is not None:
-        return  # an estimate answers for torch.cuda, and wherever a tensor is, it has no data
-    take("cuda", NPU)
+        yield torch.distributed, "init_process_group", _init_process_group
+        yield torch.distributed, "is_nccl_available", lambda: False
+
+
+def _of_cuda() -> Iterator[Patch]:
     cuda: Any = torch.cuda
-    for name in {*dir(npu), *refused.REFUSED} & set(torch.cuda.__all__):
+    for name in {*dir(npu), *refused.REFUSED} & set(cuda.__all__):
         if name not in ("amp", "memory", "random"):
-            setattr(cuda, name, getattr(npu, name))
+            yield cuda, name, getattr(npu, name)
     for module in (npu.memory, npu.random):
         theirs = getattr(cuda, module.__name__.rpartition(".")[2])
         for name in set(module.__all__) & set(vars(theirs)):
-            setattr(theirs, name, getattr(module, name))
-    cuda.amp.autocast, cuda.amp.GradScaler = amp.autocast, amp.GradScaler
-    cuda.CUDAGraph, cuda._lazy_init = npu.NPUGraph, npu.init
-    torch.Tensor.cuda, torch.nn.Module.cuda = torch.Tensor.npu, torch.nn.Module.npu  # type: ignore
+            yield theirs, name, getattr(module, name)
+    yield cuda.amp, "autocast", amp.autocast
+    yield cuda.amp, "GradScaler", amp.GradScaler
+    yield cuda, "CUDAGraph", npu.NPUGraph
+    yield cuda, "_lazy_init", npu.init
+    owner: Any
+    for owner in (torch.Tensor, torch.nn.Module):
+        yield owner, "cuda", owner.npu
 
 
 @functools.wraps(_torch_process_group)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ... import npu
+from ...base.patching import Patch
 from ...devices import mode
 from ...devices.lazy_device import check_cuda, known_device, place_of
 from ...devices.names import device as mindtorch_device
@@ -53,19 +54,19 @@ class Accelerator:
         return Devices(self.memory_bytes, self.capability, self.processors, self.kind, self.count, self.others)
 
 
-def answers(accelerator: Accelerator | None) -> list[tuple[Any, str, Any]]:
+def answers(accelerator: Accelerator | None) -> list[Patch]:
     """(owner, attribute, replacement) of what torch says about CUDA."""
     compiling.begin()
     data_loading.begin()
     side_streams.begin(index_of)
     shared = [
         (torch.Tensor, "cuda", _to_cuda),
-        *data_loading.replacements(),
+        *data_loading.patches(),
         (torch, "Generator", generators_made_by(_generator)),  # on any device, the CPU's
         (torch, "compile", _compile),
         (torch.nn.Module, "compile", _compile_module),
         (torch.Tensor, "pin_memory", _pin),
-        *sobol.replacements(),
+        *sobol.patches(),
         (torch.backends.cudnn, "is_acceptable", lambda tensor: False),  # without a warning that there is no cuDNN here
         (torch.Tensor, "share_memory_", lambda self: self),
         (torch.Tensor, "is_shared", lambda self: True),  # nobody else has what it holds
@@ -151,7 +152,7 @@ def _said(accelerator: Accelerator, kind: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _of_npus(accelerator: Accelerator) -> list[tuple[Any, str, Any]]:
+def _of_npus(accelerator: Accelerator) -> list[Patch]:
     """The same of torch.npu, which has nothing where the accelerator is another one."""
     theirs: Any = torch.npu  # type: ignore[attr-defined]
     if accelerator.kind != "npu":
@@ -166,7 +167,7 @@ def _of_npus(accelerator: Accelerator) -> list[tuple[Any, str, Any]]:
     return [(owner, name, said[name]) for owner in owners for name in said.keys() & set(dir(owner))]
 
 
-def _of_npus_of_programs_for_them() -> list[tuple[Any, str, Any]]:
+def _of_npus_of_programs_for_them() -> list[Patch]:
     """The same where the program is told of no accelerator: one that imports torch_npu wants an NPU. What is asked of
     its chip is not known."""
     unknown = ("get_device_name", "get_device_properties", "mem_get_info")
@@ -178,7 +179,7 @@ def _of_npus_of_programs_for_them() -> list[tuple[Any, str, Any]]:
     return [(torch.npu, name, answer) for name, answer in answers.items()]  # type: ignore[attr-defined]
 
 
-def _of_any_kind(accelerator: Accelerator) -> list[tuple[Any, str, Any]]:
+def _of_any_kind(accelerator: Accelerator) -> list[Patch]:
     """The same of torch.accelerator, whose functions would ask C++."""
     kind = accelerator.kind
     said = _said(accelerator, kind)

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from ..._ext import lazy as _core
+from ...base.patching import Patch
 from ...devices.lazy_device import on_cuda
 
-__all__ = ["as_on_cuda", "replacements"]
+__all__ = ["as_on_cuda", "patches"]
 
 _KEY = "AutocastCPU"
 _FLOAT32 = (
@@ -96,7 +97,7 @@ def _by_option(op: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dic
 _enabled, _dtype, _bce = torch.is_autocast_enabled, torch.get_autocast_dtype, torch._C._nn.binary_cross_entropy
 
 
-def replacements() -> list[tuple[Any, str, Any]]:
+def patches() -> list[Patch]:
     """(owner, attribute, replacement): autocast is the CPU's to C++, CUDA's to the program."""
     return [
         (torch, "is_autocast_enabled", lambda device_type="cuda": _enabled(_named(device_type))),

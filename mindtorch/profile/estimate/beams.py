@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ...base import loading
+from ...base.patching import for_good
 from ...devices import mode
 
 __all__ = ["install"]
@@ -53,6 +54,7 @@ def _patch(module: Any) -> None:
         return found
 
     beam_search._goes_on = True  # type: ignore[attr-defined]
-    base._beam_search = beam_search
     static = isinstance(vars(base)[names[1]], staticmethod)
-    setattr(base, names[1], staticmethod(has_unfinished) if static else has_unfinished)
+    for_good(
+        [(base, names[0], beam_search), (base, names[1], staticmethod(has_unfinished) if static else has_unfinished)]
+    )

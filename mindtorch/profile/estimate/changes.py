@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
+from mindtorch.base.patching import replaced
 from mindtorch.base.words import counted
 from mindtorch.engine.semantics import modules
 
@@ -37,16 +38,6 @@ def changed(names: Sequence[str]) -> Iterator[list[str]]:
             if make is not None:
                 stack.enter_context(make(notes))
         yield notes
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 @contextmanager
@@ -75,7 +66,7 @@ def _half_batch(notes: list[str]) -> Iterator[None]:
             batch_size //= 2
         init(self, dataset, batch_size, *args, **kwargs)
 
-    with _replaced(DataLoader, "__init__", smaller):
+    with replaced([(DataLoader, "__init__", smaller)]):
         yield
 
 
@@ -157,7 +148,7 @@ def _fused(notes: list[str]) -> Iterator[None]:
                     notes.append(f"{type(self).__name__} is fused")
                 __init(self, *args, **kwargs)
 
-            stack.enter_context(_replaced(kind, "__init__", functools.wraps(init)(fused)))
+            stack.enter_context(replaced([(kind, "__init__", functools.wraps(init)(fused))]))
         yield
 
 
@@ -170,9 +161,7 @@ def _adafactor(notes: list[str]) -> Iterator[None]:
 
         return make
 
-    with ExitStack() as stack:
-        for name in ("Adam", "AdamW"):
-            stack.enter_context(_replaced(torch.optim, name, made(name)))
+    with replaced((torch.optim, name, made(name)) for name in ("Adam", "AdamW")):
         yield
 
 

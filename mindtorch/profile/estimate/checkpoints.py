@@ -19,6 +19,7 @@ import torch
 
 from ..._ext import lazy as _core
 from ..._ext.standin import holders
+from ...base.patching import Patch, existing
 from ...devices import mode
 from ...devices.lazy_device import place_of
 from ...engine.record.meta import MetaTensor, as_meta
@@ -28,9 +29,9 @@ from . import known, saved
 from .private_files import actual
 
 
-def replacements() -> list[tuple[Any, str, Any]]:
-    """(owner, attribute, replacement) of what reads files."""
-    found: list[tuple[Any, str, Any]] = [(torch, "load", _load), (torch, "save", _save)]
+def patches() -> list[Patch]:
+    """Of what reads and writes files."""
+    found: list[Patch] = [(torch, "load", _load), (torch, "save", _save)]
     found.append((MetaTensor, "__reduce_ex__", _pickle))
     if importlib.util.find_spec("safetensors") is not None:
         writer = importlib.import_module("safetensors.torch")  # first: it takes `safe_open` by name
@@ -41,7 +42,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
             "serialize_file": _save_file, "serialize": _as_bytes, "_tobytes": _no_bytes,
             "load": functools.partial(_from_bytes, writer.load),
         }  # fmt: skip
-        found += [(writer, name, instead) for name, instead in standing.items() if hasattr(writer, name)]
+        found += existing(writer, standing)
     return found
 
 

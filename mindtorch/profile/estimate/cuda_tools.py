@@ -10,16 +10,18 @@ from typing import Any
 import torch
 
 from ..._ext import ledger
+from ...base.patching import Patch
+from ...devices import mode
 from ...patch import tensor_types
 from . import assumptions, compiling, kernel_limits
 
-__all__ = ["replacements"]
+__all__ = ["patches"]
 _functions = importlib.import_module("torch.nn.parallel._functions")
 _parallel = importlib.import_module("torch.nn.parallel.data_parallel")
 
 
-def replacements(kind: str) -> list[tuple[Any, str, Any]]:
-    """(owner, attribute, replacement); kind: the accelerator's name for torch."""
+def patches() -> list[Patch]:
+    kind = mode.now.accelerator
     marks = dict.fromkeys(("range_push", "range_pop", "range_start", "range_end", "mark"), lambda *args, **kwargs: 0)
     graphs = {"CUDAGraph": Graph, "graph": capturing, "graph_pool_handle": lambda: (0, 0)}
     history: dict[str, Any] = {
@@ -33,7 +35,7 @@ def replacements(kind: str) -> list[tuple[Any, str, Any]]:
         *((torch.cuda.graphs, name, value) for name, value in graphs.items()),
         *((torch.cuda.nvtx, name, value) for name, value in marks.items()),
         *((torch.cuda.memory, name, value) for name, value in history.items()),
-        *tensor_types.replacements(kind, named_otherwise=False),
+        *tensor_types.patches(kind, named_otherwise=False),
         (torch.autograd.profiler, "emit_nvtx", _Marks),
         (torch.profiler.profiler._KinetoProfile, "__init__", _profiler_init),
         (torch.cuda.nccl, "version", lambda: (2, 27, 5)),

@@ -14,7 +14,9 @@ import torch
 
 from mindtorch._ext import context, ledger
 
-__all__ = ["BESIDE", "HOSTS", "begin", "flags", "on_fetch", "replacements", "workers"]
+from ...base.patching import Patch
+
+__all__ = ["BESIDE", "HOSTS", "begin", "flags", "on_fetch", "patches", "workers"]
 
 #: Flags of calls, beside those of `compiling`: in a worker; of data loading in the program's own thread.
 BESIDE, HOSTS = 8, 16
@@ -49,8 +51,7 @@ def on_fetch(call: Callable[[bool], None]) -> None:
     _listeners.append(call)
 
 
-def replacements() -> list[tuple[Any, str, Any]]:
-    """(owner, attribute, replacement)"""
+def patches() -> list[Patch]:
     loader = torch.utils.data.DataLoader
     return [(loader, "__init__", _init), (loader, "__iter__", _iter)]
 

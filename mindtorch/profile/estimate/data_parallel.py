@@ -15,14 +15,14 @@ import torch
 import torch.distributed as dist
 
 from ..._ext.guards import NoGrad
+from ...base.patching import Patch, existing
 from ..measure import peak
 from . import exchanged
 
-__all__ = ["Bucket", "Reducer", "assign", "replacements"]
+__all__ = ["Bucket", "Reducer", "assign", "patches"]
 
 
-def replacements() -> Iterator[tuple[Any, str, Any]]:
-    """(owner, attribute, replacement)."""
+def patches() -> Iterator[Patch]:
     names = {
         "Reducer": Reducer,
         "Logger": Logger,
@@ -32,12 +32,9 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
         "_register_builtin_comm_hook": _register_builtin_hook,
         "_verify_params_across_processes": _verify,
     }
-    for name, value in names.items():
-        if hasattr(dist, name):
-            yield dist, name, value
+    yield from existing(dist, names)
     for module in (torch.nn.parallel.distributed, dist.utils):
-        if hasattr(module, "_verify_param_shape_across_processes"):
-            yield module, "_verify_param_shape_across_processes", _verify
+        yield from existing(module, {"_verify_param_shape_across_processes": _verify})
 
 
 def _verify(*args: Any, **kwargs: Any) -> None:

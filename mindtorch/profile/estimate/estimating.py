@@ -13,6 +13,7 @@ from torch.utils._foreach_utils import _device_has_foreach_support
 
 from ...base.clusters import Cluster
 from ...base.errors import UsageError
+from ...base.patching import Patch, replaced
 from ...devices import mode
 from ...devices.lazy_device import place_of
 from ...devices.names import default_device_kept
@@ -21,7 +22,6 @@ from ...engine.record import meta
 from ...engine.record.meta import MetaParameter, MetaTensor, _FastMetaTensor, as_meta
 from ...engine.tensor import classes
 from ...patch import hooks
-from ...patch.replaced import replaced
 from . import (
     autocast,
     beams,
@@ -89,13 +89,7 @@ def estimating(
         made = (torch.nn.Parameter, "__new__", _new_parameter)
         told = (
             *answers(accelerator),
-            *checkpoints.replacements(),
-            *fused_attention.replacements(),
-            *autocast.replacements(),
-            *cuda_tools.replacements(kind),
-            *scripted.replacements(),
-            *sparse_tensors.replacements(),
-            *several_devices.replacements(kind),
+            *(patch for each in _OTHERS for patch in each.patches()),
             *_foreach(),
             made,
         )
@@ -106,7 +100,7 @@ def estimating(
         yield
 
 
-def _foreach() -> list[tuple[Any, str, Any]]:
+def _foreach() -> list[Patch]:
     """Optimizers and clipping take lists of tensors at once where torch would, though our class is not torch's own."""
     optimizer = importlib.import_module("torch.optim.optimizer")  # which torch.optim has taken from its own names
     clip = torch.nn.utils.clip_grad
@@ -121,6 +115,7 @@ def _foreach() -> list[tuple[Any, str, Any]]:
     ]
 
 
+_OTHERS = (checkpoints, fused_attention, autocast, cuda_tools, scripted, sparse_tensors, several_devices)
 # As torch's own: tensors and parameters, not what a program derives from them.
 _TYPES = (MetaTensor, MetaParameter, _FastMetaTensor)
 

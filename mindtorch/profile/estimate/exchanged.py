@@ -10,7 +10,7 @@ What is known of values: others are taken to hold what this rank holds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,9 +18,10 @@ import torch.distributed as dist
 
 from ..._ext import lazy as _core
 from ..._ext import ledger
+from ...base.patching import Patch, existing
 from ...engine.record import predict
 
-__all__ = ["Call", "Event", "Work", "begin", "begun", "calls", "events", "replacements", "wait_for"]
+__all__ = ["Call", "Event", "Work", "begin", "begun", "calls", "events", "patches", "wait_for"]
 
 
 class Call(NamedTuple):
@@ -305,9 +306,8 @@ _METHODS = {
 }  # fmt: skip
 
 
-def replacements() -> list[tuple[Any, str, Any]]:
-    """(owner, attribute, replacement)."""
-    return [(dist.ProcessGroup, name, method) for name, method in _METHODS.items() if hasattr(dist.ProcessGroup, name)]
+def patches() -> Iterator[Patch]:
+    return existing(dist.ProcessGroup, _METHODS)
 
 
 # ---- functional collectives: operators that give new tensors ---------------------------------------------------------

@@ -18,10 +18,11 @@ from ..._ext import intercept as _intercept
 from ..._ext import intern as _intern
 from ..._ext import lazy as _core
 from ...base.errors import UnsupportedOperationError
+from ...base.patching import Patch
 from ...devices import mode
 from ...devices.lazy_device import on_cuda
 
-__all__ = ["chosen", "flex", "install", "of_capability", "replacements"]
+__all__ = ["chosen", "flex", "install", "of_capability", "patches"]
 _sdpa, _dropout = F.scaled_dot_product_attention, torch.dropout
 _HALVES = (torch.float16, torch.bfloat16)
 _capability = (9, 0)
@@ -46,7 +47,7 @@ def install() -> None:
         _intercept.register(_inner, _intern.OpInfo(_inner, name, _intern.PASS, handler=_as_ever, copies=True))
 
 
-def replacements() -> list[tuple[Any, str, Any]]:
+def patches() -> list[Patch]:
     """(owner, attribute, replacement), for torch's own code, which calls it where no class of tensors is asked."""
     return [
         (F, "scaled_dot_product_attention", _stand_in),

@@ -25,9 +25,9 @@ from ..._ext import ledger
 from ..._ext.standin import holders
 from ...base.clusters import Cluster, started_by_torchrun
 from ...base.errors import UnsupportedOperationError
+from ...base.patching import Patch, existing, replaced
 from ...devices import mode
 from ...devices.lazy_device import place_of
-from ...patch.replaced import replaced
 from . import data_parallel, exchanged, others, saved, sharded, sync_batch_norm
 from .exchanged import functional
 from .sharded import create
@@ -39,6 +39,8 @@ _SHORT = datetime.timedelta(seconds=2)  # what another rank would put into a sto
 _NCCL = (2, 27, 5)  # that of torch's own builds for CUDA
 _cluster = Cluster(1)
 _grouped = False
+#: The package has a function of the module's name.
+_SPAWNERS = (torch.multiprocessing, importlib.import_module("torch.multiprocessing.spawn"))
 
 
 @contextmanager
@@ -68,12 +70,9 @@ def one_alone() -> Iterator[None]:
 
         return spawned
 
-    processes = torch.multiprocessing
     with ExitStack() as stack:
         own = {"init_process_group": init_process_group, "is_nccl_available": _is_nccl_available}
-        told = [
-            (owner, "spawn", spawn(processes.spawn)) for owner in (processes, sys.modules[processes.spawn.__module__])
-        ]
+        told = [(owner, "spawn", spawn(torch.multiprocessing.spawn)) for owner in _SPAWNERS]
         stack.enter_context(replaced([*_wherever(own), *told]))
         yield
 
@@ -112,7 +111,7 @@ def one_of_many(cluster: Cluster, environment: bool = True) -> Iterator[None]:
             stack.enter_context(started_by_torchrun(cluster))
         stack.enter_context(sharded.classes_forgotten())
         others = (exchanged, data_parallel, sharded, sync_batch_norm)
-        stack.enter_context(replaced([*_replacements(), *(r for each in others for r in each.replacements())]))
+        stack.enter_context(replaced([*patches(), *(p for each in others for p in each.patches())]))
         stack.callback(setattr, sys, "excepthook", hook)
         stack.callback(_leave)
         yield
@@ -128,34 +127,30 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def _wherever(own: dict[str, Any]) -> list[tuple[Any, str, Any]]:
+def _wherever(own: dict[str, Any]) -> list[Patch]:
     """The same for whoever has torch's function by name: torch's modules, and those of libraries loaded by now."""
     return holders({getattr(_c10d, name): instead for name, instead in own.items()}, (__name__,))
 
 
-def _replacements() -> Iterator[tuple[Any, str, Any]]:
+def patches() -> Iterator[Patch]:
     yield from _wherever({name: globals()[f"_{name}"] for name in _OWN if hasattr(_c10d, name)})
     yield _c10d, "_new_process_group_helper", _new_process_group_helper
     yield torch.cuda, "is_initialized", _is_initialized
-    if hasattr(_c10d, "default_pg_nccl_timeout"):  # torch without NCCL would warn that it has none
-        yield _c10d, "default_pg_nccl_timeout", datetime.timedelta(minutes=10)
+    # Torch without NCCL would warn that it has none.
+    yield from existing(_c10d, {"default_pg_nccl_timeout": datetime.timedelta(minutes=10)})
     yield torch.cuda.nccl, "version", lambda: _NCCL
     yield torch.cuda.nccl, "is_available", lambda tensors: True
-    fsdp: Any = importlib.import_module("torch.distributed.fsdp._init_utils")
-    if hasattr(fsdp, "_get_compute_device"):
-        yield fsdp, "_get_compute_device", _compute_device
+    fsdp = importlib.import_module("torch.distributed.fsdp._init_utils")
+    yield from existing(fsdp, {"_get_compute_device": _compute_device})
     stage: Any = importlib.import_module("torch.distributed.pipelining.stage").PipelineStage
     if hasattr(stage, "_recv_meta"):
         _pipeline()
         yield stage, "_recv_meta", _receive_meta
     for where in _CHECKPOINTS:
-        for name, instead in _OF_CHECKPOINTS.items():
-            if hasattr(checkpoint := importlib.import_module(where), name):
-                yield checkpoint, name, instead
-    yield torch.multiprocessing, "spawn", _spawn
-    yield torch.multiprocessing.spawn, "spawn", _spawn
-    yield torch.multiprocessing, "start_processes", _start_processes
-    yield torch.multiprocessing.spawn, "start_processes", _start_processes
+        yield from existing(importlib.import_module(where), _OF_CHECKPOINTS)
+    for owner in _SPAWNERS:
+        yield owner, "spawn", _spawn
+        yield owner, "start_processes", _start_processes
 
 
 # ---- groups ----------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..._ext.standin import holders
+from ...base.patching import Patches
 from .entries import Entries
 from .private_tree import (
     TMPFILE,
@@ -55,7 +56,7 @@ class Redirected(Tree):
 
     def __init__(self) -> None:
         super().__init__()
-        self._put_back: list[Callable[[], object]] = []
+        self._held = Patches()
         self._process = os.getpid()
         self.children: set[str] = set()  # programs that were started: what they write is written
 
@@ -75,8 +76,7 @@ class Redirected(Tree):
         global _now
         here = self.cwd()
         _now = None
-        while self._put_back:
-            self._put_back.pop()()
+        self._held.undo()
         sys.dont_write_bytecode = self._bytecode
         before, tempfile.tempdir, folder = self._before
         for name in [name for name, value in os.environ.items() if value.startswith(self.folder)]:
@@ -100,19 +100,16 @@ class Redirected(Tree):
         standing = {original: _stand_in(original, each) for original, each in made.items()}
         openers = getattr(getattr(sys.modules.get("numpy.lib._datasource"), "_file_openers", None), "_file_openers", {})
         if openers.get(None) is real_open:  # by which numpy writes text
-            openers[None] = standing[real_open]
-            self._put_back.append(functools.partial(openers.__setitem__, None, real_open))
+            self._held.put([(openers, None, standing[real_open])])
         found: list[Any] = holders(standing, (__name__, Tree.__module__))
         if (accessor := getattr(sys.modules.get("pathlib"), "_NormalAccessor", None)) is not None:  # Python 3.10
             theirs = {name: standing.get(value) for name, value in vars(accessor).items() if callable(value)}
             found += [(accessor, name, staticmethod(instead)) for name, instead in theirs.items() if instead]
-        for owner, name, instead in found:
-            self._put_back.append(functools.partial(setattr, owner, name, vars(owner)[name]))
-            setattr(owner, name, instead)
+        self._held.put(found)
         for kinds in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
             more = {made for original, made in standing.items() if original in kinds} - kinds
             kinds |= more
-            self._put_back.append(functools.partial(kinds.difference_update, more))
+            self._held.after(kinds.difference_update, more)
 
     def _functions(self) -> dict[str, Callable[..., Any]]:
         made = {name: self._reader(name) for name in ("stat", "access", "statvfs", "getxattr", "listxattr", "pathconf")}

@@ -13,15 +13,15 @@ from typing import Any, NoReturn
 import torch
 
 from ...base.errors import UnsupportedOperationError
+from ...base.patching import Patch
 from . import saved
 from .private_files import actual
 
-__all__ = ["replacements"]
+__all__ = ["patches"]
 _torch_load = torch.jit.load
 
 
-def replacements() -> list[tuple[Any, str, Any]]:
-    """(owner, attribute, replacement)."""
+def patches() -> list[Patch]:
     return [
         (torch.jit, "trace", _trace),
         (torch.jit, "save", _save),

@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 
-__all__ = ["replacements"]
+from ...base.patching import Patch
+from ...devices import mode
+
+__all__ = ["patches"]
 _data_parallel = importlib.import_module("torch.nn.parallel.data_parallel")
 _torch_device = torch.device
 
 
-def replacements(kind: str) -> list[tuple[Any, str, Any]]:
-    """(owner, attribute, replacement); kind: the accelerator's name for torch."""
+def patches() -> list[Patch]:
+    kind = mode.now.accelerator
 
     def place(index: Any) -> Any:
         return _torch_device(kind, index) if isinstance(index, int) and index >= 0 else index

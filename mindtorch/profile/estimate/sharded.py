@@ -15,14 +15,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ...base.patching import Patch
 from ...engine.record import meta
 from ..measure import peak
 
-__all__ = ["classes_forgotten", "create", "replacements"]
+__all__ = ["classes_forgotten", "create", "patches"]
 
 
-def replacements() -> Iterator[tuple[Any, str, Any]]:
-    """(owner, attribute, replacement)."""
+def patches() -> Iterator[Patch]:
     import torch.distributed._functional_collectives as functional
     from torch.distributed.tensor import DTensor, _op_schema, _random
     from torch.distributed.tensor._sharding_prop import ShardingPropagator

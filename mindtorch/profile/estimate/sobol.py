@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-__all__ = ["replacements"]
+from ...base.patching import Patch, existing
+
+__all__ = ["patches"]
 
 
-def replacements() -> list[tuple[Any, str, Any]]:
-    """(owner, attribute, replacement) of what `torch.quasirandom.SobolEngine` calls."""
-    functions = {
-        "_sobol_engine_initialize_state_": _changed,
-        "_sobol_engine_scramble_": _changed,
-        "_sobol_engine_ff_": _changed,
-        "_sobol_engine_draw": _draw,
-    }
-    return [(torch, name, stand_in) for name, stand_in in functions.items() if hasattr(torch, name)]
+def patches() -> Iterator[Patch]:
+    """Of what `torch.quasirandom.SobolEngine` calls."""
+    changing = ("_sobol_engine_initialize_state_", "_sobol_engine_scramble_", "_sobol_engine_ff_")
+    return existing(torch, {**dict.fromkeys(changing, _changed), "_sobol_engine_draw": _draw})
 
 
 def _changed(state: torch.Tensor, *args: Any) -> torch.Tensor:

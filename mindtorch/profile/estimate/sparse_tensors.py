@@ -19,6 +19,7 @@ from torch.jit._builtins import _register_builtin
 
 from ..._ext import lazy as _core
 from ...base.errors import UnsupportedOperationError
+from ...base.patching import Patch, existing
 from ...devices import mode
 from ...devices.lazy_device import device_at, place_of
 from ...engine.record import intercept, mixing, predict
@@ -26,7 +27,7 @@ from ...engine.record.arguments import tensors_in, to_options
 from ...engine.record.mixing import SPARSE
 from . import assumptions
 
-__all__ = ["KnownSparse", "counted_whole", "labelled", "product", "replacements"]
+__all__ = ["KnownSparse", "counted_whole", "labelled", "patches", "product"]
 
 _MAKERS = ("sparse_coo_tensor", "sparse_csr_tensor", "sparse_csc_tensor", "sparse_bsr_tensor", "sparse_bsc_tensor",
            "sparse_compressed_tensor")  # fmt: skip
@@ -40,17 +41,16 @@ _whole = False
 
 
 def counted_whole() -> bool:
-    """Whether a sparse gradient was counted as of all rows, since `replacements` were given."""
+    """Whether a sparse gradient was counted as of all rows, since `patches` were given."""
     return _whole
 
 
-def replacements() -> list[tuple[Any, str, Any]]:
-    """(owner, attribute, replacement)."""
+def patches() -> list[Patch]:
     global _whole
     _whole = False
     return [
         *((torch, name, _making(name)) for name in _MAKERS),
-        *((torch.sparse, name, _made_as(dtype)) for name, dtype in _LEGACY.items() if hasattr(torch.sparse, name)),
+        *existing(torch.sparse, {name: _made_as(dtype) for name, dtype in _LEGACY.items()}),
         *((torch.nested, name, _unless_jagged(getattr(torch.nested, name))) for name in _NESTED),
         *(
             (kind, "forward", _with_whole_gradient(kind.forward))

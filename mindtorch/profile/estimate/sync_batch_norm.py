@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-__all__ = ["replacements"]
+from ...base.patching import Patch
+
+__all__ = ["patches"]
 
 
-def replacements() -> Iterator[tuple[Any, str, Any]]:
-    """(owner, attribute, replacement)."""
-    for name, instead in _INSTEAD.items():
-        yield torch, name, instead
+def patches() -> list[Patch]:
+    return [(torch, name, instead) for name, instead in _INSTEAD.items()]
 
 
 def _others(t: torch.Tensor) -> list[int]:

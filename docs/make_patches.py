@@ -1,0 +1,219 @@
+"""Makes docs/PATCHES.md: what of torch mindtorch exchanges, when and why, as it is here and now.
+
+    python docs/make_patches.py
+
+Nothing is written by hand but the reasons: every occasion below is entered, and every `mindtorch.base.patching.Patch`
+that is put in place meanwhile is a row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils.data._utils import collate
+
+import mindtorch
+from mindtorch._ext.standin import StandIn
+from mindtorch.base import patching
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "PATCHES.md"
+LOADED = ("safetensors", "torch.nn.attention.flex_attention", "torch.distributed.fsdp")
+#: Of Python's own, for what a program does with files, threads and processes: no concern of this page.
+FILES = "mindtorch/profile/estimate/redirected.py"
+
+
+def enabled() -> None:
+    """Torch's functions and classes have to ask whether a device of ours is meant, and what watches, traces or stores
+    tensors has to know ours. `mindtorch.disable()` takes all of it back."""
+    for name in LOADED:
+        importlib.import_module(name)
+    mindtorch.disable()
+    mindtorch.enable()
+
+
+def first_use() -> None:
+    """Torch's slot for a foreign device is claimed, for good, as torch has it. While tensors of ours are in use,
+    modules, backward passes and steps are followed; `.device` looks inside wrappers, and what draws asks from which
+    generator."""
+    from mindtorch.patch import generators, wrappers
+
+    wrappers.watch()
+    generators.watch_all()
+    torch.ones(2, device="remote_accelerator").sum()
+
+
+def run() -> None:
+    """The default device is ours, and its generator is torch's default one."""
+    from mindtorch.patch.default_device import default_device
+
+    with default_device(0):
+        pass
+
+
+def mapped() -> None:
+    """`cuda` is another name for `remote_accelerator`."""
+    from mindtorch.patch.cuda_names import cuda_is_ours
+
+    with cuda_is_ours():
+        pass
+
+
+def estimated(**options: Any) -> None:
+    """The program is told of an accelerator that is not there, nothing is written, and what torch computes in C++ from
+    values goes by sizes."""
+    from mindtorch.profile.estimate.accelerator import Accelerator
+    from mindtorch.profile.estimate.estimating import estimating
+
+    with estimating(Accelerator("A", 1 << 36, kind=options.pop("kind", "cuda")), **options):
+        pass
+
+
+def of_npu() -> None:
+    """`torch.npu` answers as `torch.cuda` does."""
+    estimated(kind="npu")
+
+
+def ranked() -> None:
+    """Process groups communicate with nobody, and note what they would have done."""
+    from mindtorch.base.clusters import Cluster
+
+    estimated(cluster=Cluster(2))
+
+
+def npu_compat() -> None:
+    """Torch knows `npu` by name, and `torch_npu` can be imported. For good."""
+    importlib.import_module("mindtorch.npu.compat")
+
+
+def transferred() -> None:
+    """The program's `cuda` is `npu`. For good."""
+    importlib.import_module("mindtorch.npu.compat.transfer_to_npu")
+
+
+#: By their titles; those of a table are entered in one process, and what one before them did is not shown again.
+OCCASIONS: list[dict[str, Callable[[], None]]] = [
+    {
+        "From `import mindtorch` on": enabled,
+        "From the first tensor, generator or wrapper of ours on": first_use,
+        "Within `genie run`": run,
+        "Within `genie run --map cuda`": mapped,
+        "Within an estimate": estimated,
+        "Within an estimate of an NPU": of_npu,
+        "Within an estimate of one rank of several": ranked,
+    },
+    {
+        "From `import mindtorch.npu.compat` on": npu_compat,
+        "From `torch_npu.contrib.transfer_to_npu` on": transferred,
+    },
+]
+HEAD = """\
+# What is exchanged in torch, when and why
+
+Made by `python docs/make_patches.py`, with torch {torch.__version__}: every `Patch` (`mindtorch/base/patching.py`) that
+is put in place; `tests/test_patches.py` compares. Where a release of torch has not got a name, `existing` there leaves
+it out, or `mindtorch/base/torch_names.py` has a slower way.
+
+Transformers and accelerate are patched for good once they are loaded, within `genie run`
+(`mindtorch/patch/pretrained.py`) and estimates (`mindtorch/profile/estimate/beams.py`). Operators get kernels by
+`torch.library`, in `mindtorch/patch/dispatch_modes.py` and `mindtorch/profile/estimate/autocast.py`. What profiles and
+estimates exchange in Python itself (threads, processes, files) is not listed.
+"""
+
+
+def owner_name(owner: Any) -> str:
+    if isinstance(owner, ModuleType):
+        return owner.__name__
+    if isinstance(owner, type):
+        return f"{owner.__module__}.{owner.__qualname__}"
+    named = {
+        "torch._C._VariableFunctions": torch._C._VariableFunctions,
+        "torch.serialization._package_registry": torch.serialization._package_registry,
+        "torch.utils.data._utils.collate.default_collate_fn_map": collate.default_collate_fn_map,
+        "multiprocessing.reduction.ForkingPickler._extra_reducers": ForkingPickler._extra_reducers,
+    }
+    kind = type(owner)
+    return next((name for name, each in named.items() if each is owner), f"{kind.__module__}.{kind.__qualname__}")
+
+
+def stand_in(value: Any) -> str:
+    """Where what stands there is written."""
+    if isinstance(value, patching.Hook):
+        return f"_ext/hooks.pyx: {type(value).__name__}"
+    if isinstance(value, StandIn):
+        return "mindtorch/patch/flags.py"
+    for inner in ("func", "__func__", "fget"):
+        value = getattr(value, inner, value)
+    file = getattr(getattr(value, "__code__", None), "co_filename", "")
+    if not file.startswith(str(ROOT)):
+        module = str(getattr(value, "__module__", "") or getattr(type(value), "__module__", ""))
+        module = module.replace(".", "/")
+        return f"{module[10:]}.pyx" if "/_ext/" in module else f"{module}.py" if module.startswith("mindtorch/") else ""
+    return str(Path(file).relative_to(ROOT))
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[dict[str, dict[str, str]]]:
+    """Owner -> name -> where what stands there is written: of what is put in place within the block."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    exchange = patching._exchange
+
+    def note(owner: Any, name: Any, value: Any) -> Any:
+        shown = name if isinstance(name, str) else getattr(name, "__name__", "an entry")
+        of, at = owner_name(owner), stand_in(value)
+        if at != FILES and not of.startswith("mindtorch."):
+            found[of][shown] = at
+        return exchange(owner, name, value)
+
+    patching._exchange = note
+    try:
+        yield found
+    finally:
+        patching._exchange = exchange
+
+
+def enter(which: int) -> list[dict[str, dict[str, str]]]:
+    """What each occasion of a line puts in place, but for what one before it did."""
+    seen: set[tuple[str, str]] = set()
+    tables = []
+    for begin in OCCASIONS[which].values():
+        with watched() as found:
+            begin()
+        new = {o: {n: at for n, at in names.items() if (o, n) not in seen} for o, names in found.items()}
+        seen |= {(o, n) for o, names in new.items() for n in names}
+        tables.append({owner: names for owner, names in new.items() if names})
+    return tables
+
+
+def page() -> str:
+    lines = [HEAD.format(torch=torch)]
+    for which, occasions in enumerate(OCCASIONS):
+        done = subprocess.run([sys.executable, __file__, str(which)], capture_output=True, text=True, check=True)
+        for (title, begin), found in zip(occasions.items(), json.loads(done.stdout.splitlines()[-1]), strict=True):
+            why = " ".join((begin.__doc__ or "").split())
+            lines.append(f"## {title}\n\n{why}\n\n| of | exchanged | by |\n|---|---|---|")
+            for owner in sorted(found):
+                by = defaultdict(list)
+                for name, at in found[owner].items():
+                    by[at].append(name)
+                lines += [f"| `{owner}` | {', '.join(f'`{n}`' for n in sorted(by[at]))} | {at} |" for at in sorted(by)]
+            lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        sys.stdout.write(json.dumps(enter(int(sys.argv[1]))))
+    else:
+        PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,105 @@
+"""What stands in the place of something of torch's: each is a `Patch`, put there and taken back in one way.
+
+docs/PATCHES.md lists those in torch. A name that a release of torch does not have is left out by `existing`, or has a
+slower way (`torch_names.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeAlias
+
+from .._ext.hooks import Hook, hook, unhook
+
+__all__ = ["Patch", "Patches", "existing", "for_good", "replaced"]
+
+
+#: (owner, name, value): ``owner.name`` is ``value`` from now on; of a dictionary, ``owner[name]``; in a list, ``value``
+#: comes in at this place. Where it is a `Hook`, the function, attribute or class stays the object that it is, and asks.
+Patch: TypeAlias = tuple[Any, Any, Any]
+
+
+class Patches:
+    """What was put there together is taken back together, the last first.
+
+    yields: what somebody else has put there in the meantime stays.
+    """
+
+    def __init__(self, yields: bool = False) -> None:
+        self._yields = yields
+        self._undo: list[tuple[Any, Callable[[], object]]] = []
+        self._places: set[Any] = set()
+
+    def put(self, patches: Iterable[Patch]) -> None:
+        for owner, name, value in patches:
+            undo = _exchange(owner, name, value)
+            if self._yields:
+                undo = partial(_unless_replaced, owner, name, value, undo)
+            self._undo.append(((id(owner), name), undo))
+            self._places.add((id(owner), name))
+
+    def after(self, call: Callable[..., object], *args: Any) -> None:
+        """Call this, too, when they are taken back."""
+        self._undo.append((None, partial(call, *args)))
+
+    def undo(self) -> None:
+        while self._undo:
+            self._undo.pop()[1]()
+        self._places.clear()
+
+    def take_back(self, owner: Any, name: str) -> None:
+        """Only this one, if it is there."""
+        for entry in self._undo:
+            if entry[0] == (id(owner), name):
+                self._undo.remove(entry)
+                entry[1]()
+                break
+
+    def __contains__(self, place: tuple[Any, str]) -> bool:
+        return (id(place[0]), place[1]) in self._places
+
+
+def _exchange(owner: Any, name: Any, value: Any) -> Callable[[], object]:
+    """Put it there. Gives what takes it back."""
+    if isinstance(owner, list):
+        owner.insert(name, value)
+        return lambda: owner.remove(value) if value in owner else None
+    if isinstance(owner, dict):
+        before = owner.get(name)
+        owner[name] = value
+        return partial(owner.pop, name, None) if before is None else partial(owner.__setitem__, name, before)
+    if isinstance(value, Hook):
+        torchs = getattr(owner, name)
+        hook(torchs, value)
+        return partial(unhook, torchs)
+    own, before = name in vars(owner), vars(owner).get(name)
+    setattr(owner, name, value)
+    return partial(setattr, owner, name, before) if own else partial(delattr, owner, name)
+
+
+def _unless_replaced(owner: Any, name: Any, value: Any, undo: Callable[[], object]) -> None:
+    if vars(owner).get(name) is value:
+        undo()
+
+
+@contextmanager
+def replaced(patches: Iterable[Patch]) -> Iterator[None]:
+    """They are there for the length of the block."""
+    held = Patches()
+    try:
+        held.put(patches)
+        yield
+    finally:
+        held.undo()
+
+
+def for_good(patches: Iterable[Patch]) -> None:
+    """They are there for the rest of the process."""
+    Patches().put(patches)
+
+
+def existing(owner: Any, values: Mapping[str, Any]) -> Iterator[Patch]:
+    """Of these names, those that the installed torch has."""
+    return ((owner, name, value) for name, value in values.items() if hasattr(owner, name))

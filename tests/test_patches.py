@@ -1,0 +1,103 @@
+"""What is exchanged in torch: one list, one way there and back, one page (docs/PATCHES.md)."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mindtorch._ext.hooks import NameHook
+from mindtorch.base.patching import Patches, existing, replaced
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Owner:
+    own = 1
+
+
+class Derived(Owner):
+    pass
+
+
+def test_L1_what_was_exchanged_is_as_it_was_afterwards() -> None:
+    table, several = {"a": 1}, ["last"]
+    before = vars(Owner).copy(), vars(Derived).copy()
+    with replaced([(Owner, "own", 2), (Owner, "own", 3), (Derived, "own", 4), (table, "a", 2), (table, "b", 3),
+                   (several, 0, "first")]):  # fmt: skip
+        assert (Owner.own, Derived.own, table, several) == (3, 4, {"a": 2, "b": 3}, ["first", "last"])
+    assert (vars(Owner).copy(), vars(Derived).copy()) == before
+    assert (table, several) == ({"a": 1}, ["last"])
+
+
+def test_L1_what_cannot_be_exchanged_leaves_nothing_behind() -> None:
+    with pytest.raises(TypeError), replaced([(Owner, "own", 2), (int, "bit_count", None)]):
+        pass
+    with (
+        pytest.raises(TypeError, match="takes keywords"),
+        replaced([(Owner, "own", 2), (Owner, "own", NameHook("cpu"))]),
+    ):
+        pass
+    assert Owner.own == 1
+
+
+def test_L12_what_somebody_else_has_replaced_stays_where_that_is_asked_for() -> None:
+    for yields, after in ((True, "theirs"), (False, 1)):
+        owner = types.SimpleNamespace(name=1)
+        held = Patches(yields)
+        held.put([(owner, "name", "ours")])
+        owner.name = "theirs"
+        held.undo()
+        assert owner.name == after
+
+
+def test_L1_one_of_several_is_taken_back() -> None:
+    owner, calls = types.SimpleNamespace(), []
+    held = Patches()
+    held.put([(owner, "a", 1), (owner, "b", 2)])
+    held.after(calls.append, "undone")
+    held.take_back(owner, "a")
+    held.take_back(owner, "c")
+    assert vars(owner) == {"b": 2} and (owner, "b") in held and (owner, "c") not in held
+    held.undo()
+    held.undo()
+    assert vars(owner) == {} and calls == ["undone"] and (owner, "b") not in held
+
+
+def test_layout_names_that_torch_does_not_have_are_left_out() -> None:
+    assert list(existing(Derived, {"own": 2, "gone": 3})) == [(Derived, "own", 2)]
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+def make_patches() -> Any:
+    spec = importlib.util.spec_from_file_location("make_patches", ROOT / "docs" / "make_patches.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_layout_the_page_lists_what_is_exchanged() -> None:
+    made = make_patches()
+    kept = made.PAGE.read_text(encoding="utf-8")
+    if f"with torch {torch.__version__}:" not in kept:
+        pytest.skip(f"the page was made with another build of torch than {torch.__version__}")
+    assert kept == made.page(), "python docs/make_patches.py"
+
+
+def test_layout_torch_is_exchanged_by_patches_alone() -> None:
+    """No assignment to an attribute of torch's, but where a name that a release lacks gets its slower way."""
+    found = []
+    for path in sorted((ROOT / "mindtorch").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            written = [ast.unparse(each) for each in targets if isinstance(each, ast.Attribute)]
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "delattr"):
+                written = [ast.unparse(node.args[0])]
+            found += [f"{path.relative_to(ROOT)}: {name}" for name in written if name.split(".")[0] == "torch"]
+    assert found == ["mindtorch/devices/names.py: torch._GLOBAL_DEVICE_CONTEXT.device_context"]
