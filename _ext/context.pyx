@@ -33,13 +33,14 @@ cdef extern from *:
     /* One entry per change of module, in order of autograd sequence numbers. Owned by the log registry. */
     typedef struct mt_log { uint64_t *seq; uint32_t *module; uint32_t n, cap; volatile int dead; } mt_log;
 
-    /* `stack` owns a reference to each running module; base = its depth when the running backward began. */
+    /* `stack` owns a reference to each running module; base = its depth when the running backward began; own = its
+       depth where the last one on it is in a __call__ of its class, on the way to Module.__call__. */
     typedef struct mt_tls {
         mt_log *log;
         PyObject **stack;
         uint32_t *ids;
         void *opt[8];
-        uint32_t depth, cap, module, base;
+        uint32_t depth, cap, module, base, own;
         uint8_t phase, between, n_opt, known;
     } mt_tls;
     MT_THREAD mt_tls mt_state;
@@ -84,6 +85,7 @@ cdef extern from *:
         else if (r == Py_None) { Py_DECREF(r); r = NULL; }
         return r;
     }
+    static inline int mt_is_a(PyObject *o, PyObject *kind) { return PyObject_TypeCheck(o, (PyTypeObject *)kind); }
     static inline PyObject **mt_items(PyObject *tuple) { return &PyTuple_GET_ITEM(tuple, 0); }
     static inline PyObject *mt_vectorcall(PyObject *f, PyObject **args, size_t nargsf, PyObject *kwnames) {
         return PyObject_Vectorcall(f, (PyObject *const *)args, nargsf, kwnames);
@@ -106,6 +108,7 @@ cdef extern from *:
         uint32_t cap
         uint32_t module
         uint32_t base
+        uint32_t own
         uint8_t phase
         uint8_t between
         uint8_t n_opt
@@ -117,12 +120,14 @@ cdef extern from *:
     uint64_t mt_method_number(PyObject *o, PyObject *name, uint64_t fail) noexcept
     PyObject *mt_call_optional(PyObject *f) noexcept
     object mt_result(PyObject *p)
+    bint mt_is_a(PyObject *o, PyObject *kind) noexcept
     PyObject **mt_items(PyObject *tuple) noexcept
     PyObject *PyObject_Vectorcall "mt_vectorcall" (
         PyObject *f, PyObject **args, size_t nargsf, PyObject *kwnames) noexcept
     PyObject *PyErr_NoMemory() noexcept
     void PyErr_Fetch(PyObject **kind, PyObject **value, PyObject **trace) noexcept
     void PyErr_Restore(PyObject *kind, PyObject *value, PyObject *trace) noexcept
+    PyObject *PyObject_GetAttr(PyObject *ob, PyObject *name) noexcept
     void decref "Py_DECREF" (PyObject *p) noexcept
     void incref "Py_INCREF" (PyObject *p) noexcept
 
@@ -140,7 +145,9 @@ cdef enum:
     DEAD_LOGS = 8                              # logs of ended threads kept, as their graphs may still be run
 
 cdef object s_sequence_nr = sys.intern("_sequence_nr")
+cdef object s_wrapped = sys.intern("__wrapped__")
 cdef object _original_call = None
+cdef object _module_class = None
 cdef object _original_backward = None
 cdef object _sequence_nr = None
 cdef object _current_node = None
@@ -375,16 +382,51 @@ cdef PyObject *module_call(PyObject *function, PyObject **args, size_t nargsf, P
     A new reference, or NULL with the error set; raw pointers, so that no frame of ours enters a traceback.
     """
     cdef mt_tls *t = mt_get()
-    cdef PyObject *module = args[0] if nargsf & ARGUMENT_COUNT else NULL
+    cdef PyObject *result
+    if not nargsf & ARGUMENT_COUNT:            # let the original complain
+        return PyObject_Vectorcall(<PyObject *> _original_call, args, nargsf, kwnames)
+    if is_in_own_call(t, args[0]):             # that has entered it
+        t.own = 0
+        result = PyObject_Vectorcall(<PyObject *> _original_call, args, nargsf, kwnames)
+        t.own = t.depth
+        return result
+    return entered_call(t, <PyObject *> _original_call, False, args, nargsf, kwnames)
+
+
+cdef PyObject *own_call(PyObject *function, PyObject **args, size_t nargsf, PyObject *kwnames) noexcept:
+    """Vectorcall of what replaces a ``__call__`` that a class of modules has of its own, whatever that calls."""
+    cdef PyObject *original = PyObject_GetAttr(function, <PyObject *> s_wrapped)
+    cdef PyObject *result
+    if original == NULL:
+        return NULL
+    result = own_call_of(original, args, nargsf, kwnames)
+    decref(original)
+    return result
+
+
+cdef PyObject *own_call_of(PyObject *original, PyObject **args, size_t nargsf, PyObject *kwnames) noexcept:
+    cdef mt_tls *t = mt_get()
+    if (not nargsf & ARGUMENT_COUNT or not mt_is_a(args[0], <PyObject *> _module_class)
+            or is_in_own_call(t, args[0])):    # a derived class's, which calls this one
+        return PyObject_Vectorcall(original, args, nargsf, kwnames)
+    return entered_call(t, original, True, args, nargsf, kwnames)
+
+
+cdef inline bint is_in_own_call(mt_tls *t, PyObject *module) noexcept:
+    return t.own != 0 and t.own == t.depth and t.depth != t.base and t.stack[t.depth - 1] == module
+
+
+cdef PyObject *entered_call(mt_tls *t, PyObject *original, bint own, PyObject **args, size_t nargsf,
+                            PyObject *kwnames) noexcept:
+    """The call, as one of the module args[0]."""
+    cdef PyObject *module = args[0]
     cdef PyObject *result
     cdef PyObject *kind
     cdef PyObject *value
     cdef PyObject *trace
-    cdef uint32_t depth = t.depth, previous = t.module, id
+    cdef uint32_t depth = t.depth, previous = t.module, previous_own = t.own, id
     cdef uint8_t previous_phase = t.phase, phase = previous_phase
     cdef bint followed = False
-    if module == NULL:                         # let the original complain
-        return PyObject_Vectorcall(<PyObject *> _original_call, args, nargsf, kwnames)
     if depth != t.base:
         id = path_of_child(module, t.stack, t.ids, depth)
     elif _backwards and current_phase() == PHASE_BACKWARD:
@@ -408,7 +450,9 @@ cdef PyObject *module_call(PyObject *function, PyObject **args, size_t nargsf, P
     t.module = id
     t.phase = phase
     log_boundary(t, id)
-    result = PyObject_Vectorcall(<PyObject *> _original_call, args, nargsf, kwnames)
+    t.own = t.depth if own else 0
+    result = PyObject_Vectorcall(original, args, nargsf, kwnames)
+    t.own = previous_own
     if result != NULL:
         leave(t, depth, previous, previous_phase, id)
         if followed:
@@ -569,18 +613,34 @@ def tracked_call(*args, **kwargs):
                                  <PyObject *> names if names else NULL))
 
 
+def track_own_calls(function):
+    """As `track_calls`, of a class's own ``__call__``, which is the `__wrapped__` of `function`."""
+    if not isinstance(function, FunctionType):
+        raise TypeError(f"[track_own_calls] expected a Python function, got {type(function).__name__}")
+    mt_set_vectorcall(<PyObject *> function, <void *> own_call)
+
+
+def tracked_own_call(original, *args, **kwargs):
+    """That one, with the module path kept while it runs."""
+    cdef tuple names = tuple(kwargs)
+    cdef tuple values = args + tuple(kwargs.values())
+    return mt_result(own_call_of(<PyObject *> original, mt_items(<PyObject *> values), len(args),
+                                 <PyObject *> names if names else NULL))
+
+
 def set_run_backward(original):
     """The function that `tracked_backward` calls."""
     global _original_backward
     _original_backward = original
 
 
-def configure(sequence_nr, current_node, grad_enabled, parameter_owner=None):
-    """Hand in torch's ``_get_sequence_nr``, ``_current_autograd_node`` and ``is_grad_enabled``.
+def configure(sequence_nr, current_node, grad_enabled, module_class, parameter_owner=None):
+    """Hand in torch's ``_get_sequence_nr``, ``_current_autograd_node``, ``is_grad_enabled`` and ``nn.Module``.
 
     ``parameter_owner(tensor)`` gives the path id of the module that owns a parameter, 0 for none.
     """
-    global _sequence_nr, _current_node, _grad_enabled, _parameter_owner
+    global _sequence_nr, _current_node, _grad_enabled, _parameter_owner, _module_class
+    _module_class = module_class
     _sequence_nr = sequence_nr
     _current_node = current_node
     _grad_enabled = grad_enabled

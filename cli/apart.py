@@ -30,12 +30,13 @@ def writes_nothing() -> None:
     from mindtorch.base import mounts
 
     mounts.own()
+    mounts.kept_until_exit = True
     stack = contextlib.ExitStack()
     atexit.register(stack.close)  # before what the program registers, which runs first
 
     def again() -> None:
         if (found := sys.modules.get("mindtorch.profile.estimate.private_files")) is not None:
-            stack.enter_context(found.private())
+            stack.enter_context(found.private_at_exit())
 
     context.call_on_close(again)
 

@@ -315,3 +315,42 @@ def test_C2_what_a_call_frees_is_temporary_in_a_program_that_trains_whatever_its
             (score if kind == "none" else generate)(model, "cpu")
     held = seen.report()["memory"]["categories"]
     assert held["temporaries"] >= 2 * 4 * (1 << 16) > held.get("activations", 0)
+
+
+class Whole(Model):
+    """Gets all ids so far, and takes those itself that its cache has not, as x-transformers and fairseq do."""
+
+    def forward(self, ids: Tensor, past: Any = None, at: int = 0) -> Any:
+        if self.kind == "filled":
+            x = self.embed(ids[:, past["x"].shape[2] if past else 0 :])[:, None]
+            past["x"] = torch.cat((past["x"], x), 2) if past else x
+            return self.head(past["x"][:, 0, -1:]), past
+        kept = past.layers if self.kind == "object" else past
+        known = kept[0].shape[1] if kept else 0
+        return super().forward(ids[:, known:], past, at)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["object", "returned", "filled"])
+def test_L12_a_model_that_gets_all_tokens_so_far_decodes_where_its_cache_grows_by_one(kind: str, device: str) -> None:
+    """x-transformers' decoding was told as prefill."""
+    model = Whole(kind).to(device)
+    told = []
+
+    def program(new: int = 1) -> None:
+        generated = generation.Generated()
+        ids = prompt(device)
+        past: Any = {"object": Cache(), "filled": {}}.get(kind)
+        for _ in range(4):
+            logits, past = model(ids, past)
+            ids = torch.cat([ids, *[logits[:, -1:].argmax(-1)] * new], 1)
+        generated.ends("main")
+        told.append(generated.facts("main"))
+
+    assert phases(program) == "pddd"
+    assert phases(lambda: program(2)) == "pppp"  # as the turns of a chat
+    assert [fact["phases"] for fact in told] == [
+        [{"name": "prefill", "steps": 1, "tokens": 12}, {"name": "decode", "steps": 3, "tokens": 6}],
+        [{"name": "prefill", "steps": 4, "tokens": 24}],
+    ]
+    assert told[0]["kv_cache"]["bytes"] == 2 * 9 * WIDTH * 4 + (4 if kind == "returned" else 0)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from . import config
 
-__all__ = ["Overlays", "apart", "own", "owned"]
+__all__ = ["Overlays", "apart", "kept_until_exit", "own", "owned"]
 
 _NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000  # linux/sched.h
 _READ_ONLY, _REMOUNT, _BIND, _RECURSIVE, _PRIVATE, _DETACH = 1, 32, 4096, 16384, 1 << 18, 2  # linux/mount.h
@@ -46,6 +46,10 @@ _as_user = False  # in a user namespace of its own: the rights to mount are take
 def owned() -> bool:
     """Whether the process may cover its disks."""
     return _owned
+
+
+#: Whether what was written is kept for the program's exit handlers: the process ends with one command.
+kept_until_exit = False
 
 
 def own() -> bool:
@@ -204,6 +208,7 @@ class Overlays:
         self._below: list[int] = []
         self._frozen: list[_Disk] = []
         self._in_memory = False
+        self._shown = True  # the disks are seen as they are
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Overlays:
@@ -219,11 +224,29 @@ class Overlays:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    def pause(self) -> None:
+        """Show the disks as they are, until `resume`: what was written is kept."""
+        self._here = os.getcwd()
+        with _rights():
+            self._show()
+
+    def resume(self) -> None:
+        with _rights():
+            self._shown = False
+            for number, (path, below, _) in enumerate(self._covered):
+                # The kernel leaves a mark by which it refuses what may not be whole after a crash: there was none.
+                shutil.rmtree(f"/proc/self/fd/{self._above}/{number}/work/work", ignore_errors=True)
+                self._lay(path, below, number)
+            self._freeze([*self._frozen])
+        with contextlib.suppress(OSError):
+            os.chdir(self._here)
+
     def _cover(self) -> None:
         mounted, here = _mounted(), os.getcwd()
+        self._before, self._shown = here, False
         self._folder = tempfile.mkdtemp(prefix="genie-")
         self._above = os.open(self._folder, _FOLDER)
-        self._stack.callback(self._uncover, here)
+        self._stack.callback(self._throw_away)
         disks = _disks(mounted)
         needed = list(dict.fromkeys(map(os.path.realpath, (here, os.path.expanduser("~"), tempfile.gettempdir()))))
         wanted = [path for disk in disks for path in _whole(disk.path, mounted)]
@@ -244,21 +267,21 @@ class Overlays:
                 pass
         if _as_user and any(_somebody_elses(entry) for entry in os.scandir(here)):
             raise OSError(f"{here} has files to write to that are somebody else's")
-        for disk in disks:
-            if disk.path not in covered:
-                with contextlib.suppress(OSError):  # a file that somebody is writing to
-                    _mount("none", disk.path, None, _REMOUNT | _BIND | _READ_ONLY | disk.flags)
-                    self._frozen.append(disk)
+        self._freeze([disk for disk in disks if disk.path not in covered])
         os.chdir(here)  # into what covers it
+
+    def _freeze(self, disks: list[_Disk]) -> None:
+        self._frozen.clear()
+        for disk in disks:
+            with contextlib.suppress(OSError):  # a file that somebody is writing to
+                _mount("none", disk.path, None, _REMOUNT | _BIND | _READ_ONLY | disk.flags)
+                self._frozen.append(disk)
 
     def _overlay(self, path: str, below: int, number: int) -> str:
         above = f"/proc/self/fd/{self._above}/{number}"
         self._make_room(above, below)
-        # By descriptors: the options know no way to write every character that a path may have.
-        options = f"lowerdir=/proc/self/fd/{below},upperdir={above}/upper,workdir={above}/work,index=off,volatile"
-        options += ",userxattr" if _as_user else ",redirect_dir=on"
         try:
-            _mount("genie", path, "overlay", 0, options)
+            self._lay(path, below, number)
         except OSError:
             if number or self._in_memory:
                 raise
@@ -269,6 +292,12 @@ class Overlays:
             self._above = os.open(self._folder, _FOLDER)
             return self._overlay(path, below, number)
         return f"{above}/upper"
+
+    def _lay(self, path: str, below: int, number: int) -> None:
+        # By descriptors: the options know no way to write every character that a path may have.
+        above = f"/proc/self/fd/{self._above}/{number}"
+        options = f"lowerdir=/proc/self/fd/{below},upperdir={above}/upper,workdir={above}/work,index=off,volatile"
+        _mount("genie", path, "overlay", 0, options + (",userxattr" if _as_user else ",redirect_dir=on"))
 
     @staticmethod
     def _make_room(above: str, below: int) -> None:
@@ -283,22 +312,28 @@ class Overlays:
         os.chmod(f"{above}/upper", mode if os.access(under, os.W_OK) else mode & ~0o222)
         os.utime(f"{above}/upper", ns=(found.st_atime_ns, found.st_mtime_ns))
 
-    def _uncover(self, before: str) -> None:
-        here = before
-        with contextlib.suppress(OSError):  # the program may have removed it
-            here = os.getcwd()
+    def _throw_away(self) -> None:
         with _rights():
-            for disk in self._frozen:
-                with contextlib.suppress(OSError):
-                    _mount("none", disk.path, None, _REMOUNT | _BIND | disk.flags)
-            for path, _, _ in reversed(self._covered):
-                _call("umount2", os.fsencode(path), ctypes.c_int(_DETACH))
+            self._show()
             if self._in_memory:
                 _call("umount2", os.fsencode(self._folder), ctypes.c_int(_DETACH))
             for opened in (self._above, *self._below):
                 os.close(opened)
             shutil.rmtree(self._folder, ignore_errors=True)
-        os.chdir(here if os.path.isdir(here) else before)  # out of what covered it
+
+    def _show(self) -> None:
+        if self._shown:
+            return
+        self._shown = True
+        here = self._before
+        with contextlib.suppress(OSError):  # the program may have removed it
+            here = os.getcwd()
+        for disk in self._frozen:
+            with contextlib.suppress(OSError):
+                _mount("none", disk.path, None, _REMOUNT | _BIND | disk.flags)
+        for path, _, _ in reversed(self._covered):
+            _call("umount2", os.fsencode(path), ctypes.c_int(_DETACH))
+        os.chdir(here if os.path.isdir(here) else self._before)  # out of what covered it
 
     def same_disk(self, *paths: Any) -> bool:
         """Whether they would be on one if nothing covered it."""

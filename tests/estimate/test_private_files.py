@@ -206,6 +206,56 @@ def test_C4_what_is_named_is_what_would_be_there_or_there_no_more(at: Path, moun
     assert "4 files were not written: a.txt, b.txt" in said and "4 files were not removed: folder/inner" in said
 
 
+AT_EXIT = """
+import atexit, os, shutil, sys
+import torch
+
+os.mkdir("own")
+os.chdir("own")
+log = open("log", "w")
+log.write("begun,")
+with open("../a.txt", "w") as file:
+    file.write("mine")
+os.remove("../b.txt")
+shutil.rmtree("../folder")
+
+def last():
+    log.write("ended")
+    log.close()
+    with open("log") as file:
+        print(file.read(), os.path.basename(os.getcwd()), open("../a.txt").read(), file=sys.stderr)
+    print(os.path.exists("../b.txt"), os.path.exists("../folder"), file=sys.stderr)
+    os.remove("log")
+    os.chdir("..")
+    os.rmdir("own")
+    os.remove("keep.txt")
+    print("removed", os.path.exists("own"), os.path.exists("keep.txt"), file=sys.stderr, flush=True)
+
+atexit.register(last)
+torch.ones(2) + 1
+"""
+
+
+@pytest.mark.parametrize("mounts", [True, False], ids=["overlays", "functions"])
+@pytest.mark.parametrize("command", ["check", "profile", "graph"])
+def test_C4_exit_handlers_find_what_the_program_wrote(at: Path, command: str, mounts: bool, genie: Forked) -> None:
+    """One that removes the program's own lock file raised FileNotFoundError."""
+    (at / "program.py").write_text(AT_EXIT)
+    os.utime(at, (LONG_AGO, LONG_AGO))
+    before = snapshot(at)
+    target = ["--device", "meta"] if command == "graph" else ["--target", "h100"]
+    report = at.parent / "report.json"
+    ran = genie(at, command, *target, "--json", str(report) if command != "check" else "program.py",
+                *(["program.py"] if command != "check" else []), mounts=mounts)  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.endswith("begun,ended own mine\nFalse False\nremoved False False\n"), ran.stderr
+    found = json.loads(ran.stdout if command == "check" else report.read_text())
+    if command != "graph":
+        names = [os.path.relpath(path, at) for path in found["not_written"]]
+        assert names == ["a.txt", "own/log"]
+    assert but_for_scratch(snapshot(at)) == but_for_scratch(before)
+
+
 def test_C4_what_leads_past_the_functions_is_refused(at: Path) -> None:
     import io
 

@@ -71,6 +71,28 @@ def test_C10_what_is_made_of_known_indices_is_a_sparse_matrix(session: None, mak
     assert (a @ x[:, 0]).shape == (4,)
 
 
+@torch.no_grad()
+def test_C10_a_product_of_dense_matrices_where_a_sparse_one_has_numbers(session: None) -> None:
+    a = graph().to_sparse_csr()
+    x, y = torch.randn(4, 5, device="cuda"), torch.randn(5, 4, device="cuda")
+    found = torch.sparse.sampled_addmm(a, x, y, beta=0.5)
+    assert found.layout is torch.sparse_csr and str(found.device) == "cuda:0" and found.shape == (4, 4)
+    assert found._nnz() == 6 and (found @ x).shape == (4, 5)
+    with pytest.raises(RuntimeError, match="at least two devices"):
+        torch.sparse.sampled_addmm(a, x, y.cpu())
+    with torch.enable_grad(), pytest.raises(UnsupportedOperationError, match="does not differentiate by sparse"):
+        torch.sparse.sampled_addmm(a, x.requires_grad_(), y)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("like", [torch.zeros_like, torch.empty_like])
+def test_C10_what_is_made_like_a_sparse_matrix(session: None, layout: torch.layout, like: Any) -> None:
+    """ "Sparse CSR tensors do not have strides" was told as the accelerator's."""
+    a = graph().to_sparse(layout=layout)
+    found = like(a)
+    assert found.layout is layout and str(found.device) == "cuda:0" and found.shape == (4, 4)
+
+
 REFUSED = [
     (lambda a: a @ torch.randn(4, 3), "at least two devices, cuda:0 and cpu"),
     (lambda a: torch.sparse.mm(a, torch.randn(4, 3)), "at least two devices"),

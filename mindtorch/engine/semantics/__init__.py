@@ -97,6 +97,7 @@ def _configure() -> None:
         torch._C._autograd._get_sequence_nr,
         torch._C._current_autograd_node,
         torch.is_grad_enabled,
+        torch.nn.Module,
         modules.parameter_owner,
     )
     paths.configure(modules.saw_root, modules.recomputed_path, modules.outermost_path)

@@ -3,7 +3,8 @@
 Looked at are outermost calls of modules without gradients that get integers (token ids). What such a call writes is its
 state: a cache that it returns or fills, buffers that it changes. Then
 
-- a call that reads state of an earlier call of the same module, for one new token of each sequence, is "decode";
+- a call that reads state of an earlier call of the same module, for one new token of each sequence, is "decode", also
+  where it gets all tokens so far and takes the last itself: its state has grown by one then, as is seen at its end;
 - a call that reads such state otherwise (further parts of a prompt, another turn of a chat) is "prefill", and so is the
   call that the first decode, or such a call, followed;
 - all else is "forward": scoring, evaluation, generation without a cache.
@@ -101,9 +102,11 @@ class _Call:
         self.held: list[tuple[Any, _Snapshot]] = []  # objects that it got, and their tensors before
         self.inside: _Snapshot | None = None  # the module's own tensors before, where they were looked at
         self.phase, self.tokens = _FORWARD, 0
+        self.sequences = 0  # where how much its state grows by says whether it decodes
         tensors: list[torch.Tensor] = []
         _find(got, tensors, self.held)
         self.given = {_place(t): _version(t) for t in tensors}
+        self.sizes = _sizes(tensors, (before for _, before in self.held))
 
 
 listeners: list[Callable[[int], None]] = []  # told of the phase that a candidate had
@@ -201,6 +204,9 @@ def _phase(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     if reads:
         _was_prefill(module)
         phase = _DECODE if new else _PREFILL
+        if not single and _candidate is None:
+            phase, call.sequences = _CANDIDATE, shape[:-1].numel()
+            _be_candidate(module, count)
     elif state.inside and new:
         _was_prefill(module)
         phase = _DECODE
@@ -263,6 +269,10 @@ def _wrote(call: _Call, result: Any) -> None:
     state.keep(written, tensors + filled)
     inside = {} if call.inside is None else _changed(call.inside, _inside(call.module))
     state.inside = bool(inside)
+    if call.sequences and _is_candidate(call.module):
+        grown = _growth(call.sizes, _sizes(returned + got, map(_snapshot, written)))
+        call.phase = _DECODE if grown == 1 else _PREFILL
+        _settle(call.phase, call.sequences * grown)
     if call.phase in (_PREFILL, _DECODE):
         # What else a call returns (hidden states) is none of the cache where that is kept elsewhere.
         cache = [_snapshot(holder) for holder in written] or [_snapshot(filled) or inside]
@@ -291,11 +301,12 @@ def _be_candidate(module: torch.nn.Module, tokens: int) -> None:
     _candidate = id(module), tokens, _core.position()
 
 
-def _settle(phase: int) -> None:
+def _settle(phase: int, tokens: int = 0) -> None:
+    """tokens: how many they turned out to be; 0: as many as it got."""
     global _candidate
     if _candidate is not None:
-        if phase == _PREFILL:
-            _count(phase, _candidate[1])
+        if phase != _FORWARD:
+            _count(phase, tokens or _candidate[1])
         _core.tell_phase(_candidate[2], phase)
         _candidate = None
         context.settle(phase)
@@ -440,6 +451,27 @@ def _changed(before: _Snapshot, after: _Snapshot) -> _Snapshot:
 def _is_same(before: _Snapshot, after: _Snapshot) -> bool:
     """Were the same tensors there, and was none written?"""
     return before.keys() == after.keys() and not _changed(before, after)
+
+
+def _sizes(tensors: Iterable[torch.Tensor], held: Iterable[_Snapshot]) -> list[tuple[int, ...]]:
+    """Of tensors that may be a cache: there is a dimension for positions, and one for what is kept of each."""
+    inside = (t for snapshot in held for ref, _ in snapshot.values() if (t := ref()) is not None)
+    return [tuple(t.shape) for each in (tensors, inside) for t in each if t.dim() > 1 and t.dtype.is_floating_point]
+
+
+def _growth(before: list[tuple[int, ...]], after: list[tuple[int, ...]]) -> int:
+    """By how much most of those tensors grew that grew in one dimension alone; 0: none did."""
+    known: dict[tuple[int, tuple[int, ...]], int] = {}
+    for size in before:
+        for at, n in enumerate(size):
+            key = at, size[:at] + size[at + 1 :]
+            known[key] = max(n, known.get(key, 0))
+    grown = Counter[int]()
+    for size in after:
+        for at, n in enumerate(size):
+            if 0 < (old := known.get((at, size[:at] + size[at + 1 :]), 0)) < n:
+                grown[n - old] += 1
+    return grown.most_common(1)[0][0] if grown else 0
 
 
 def _place(t: torch.Tensor) -> Any:

@@ -1,6 +1,7 @@
 """The module path of every op, without hooks on any module.
 
-``torch.nn.Module.__call__`` is replaced by a function that runs in C (`_ext.context.track_calls`). A path is the
+``torch.nn.Module.__call__`` is replaced by a function that runs in C (`_ext.context.track_calls`), and so is the
+``__call__`` of each class of modules that has its own, which need not call torch's (`_ClassCalls`). A path is the
 class name of a model, then attribute names: ``GPT2.h.0.attn``. The model is what a module called while none runs
 belongs to: the outermost one that holds it, whether that is ever called or not (`owners`), or the module itself. A
 child is named by the module that calls it; if it is held further out (a shared embedding), by that holder; if no
@@ -18,6 +19,7 @@ import logging
 import sys
 import weakref
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -67,6 +69,7 @@ def patch() -> None:
     _original, _replacement = original, __call__
     _held.put([(torch.nn.Module, "__call__", __call__)])
     _tell_dynamo(original, __call__)
+    _class_calls.patch()
 
 
 def unpatch() -> None:
@@ -75,10 +78,62 @@ def unpatch() -> None:
         log.warning("torch.nn.Module.__call__ was replaced by other code; module tracking stays underneath it")
     _held.undo()
     _tell_dynamo(_replacement, _original)
+    _class_calls.unpatch()
     _roots.clear()
     _owners.clear()
     owners.forget()
     paths.forget()
+
+
+class _ClassCalls:
+    """Those that classes of modules have of their own: of all there are, and of each class when it is made."""
+
+    def __init__(self) -> None:
+        self._replaced: weakref.WeakKeyDictionary[type, Any] = weakref.WeakKeyDictionary()  # what there was, by class
+
+    def patch(self) -> None:
+        @classmethod  # type: ignore[misc]
+        def __init_subclass__(kind: Any, **options: Any) -> None:
+            super(torch.nn.Module, kind).__init_subclass__(**options)
+            self._replace(kind)
+
+        self._init_subclass = __init_subclass__
+        if "__init_subclass__" not in vars(torch.nn.Module):
+            torch.nn.Module.__init_subclass__ = __init_subclass__  # type: ignore[method-assign,assignment]
+        todo, seen = [torch.nn.Module], {torch.nn.Module}
+        for kind in todo:
+            new = [below for below in type.__subclasses__(kind) if below not in seen]
+            todo += new
+            seen.update(new)
+            self._replace(kind)
+
+    def unpatch(self) -> None:
+        if vars(torch.nn.Module).get("__init_subclass__") is self._init_subclass:
+            del torch.nn.Module.__init_subclass__
+        while self._replaced:
+            kind, original = self._replaced.popitem()
+            if getattr(vars(kind).get("__call__"), "__wrapped__", None) is original:  # else the program has replaced it
+                type.__setattr__(kind, "__call__", original)
+
+    def _replace(self, kind: type) -> None:
+        for holder in kind.__mro__[: kind.__mro__.index(torch.nn.Module)]:  # what is mixed in, too
+            original = vars(holder).get("__call__")
+            if isinstance(original, FunctionType) and holder not in self._replaced:
+                self._replaced[holder] = original
+                type.__setattr__(holder, "__call__", self._tracking(original))
+
+    @staticmethod
+    def _tracking(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def __call__(*args: Any, **kwargs: Any) -> Any:
+            return context.tracked_own_call(original, *args, **kwargs)
+
+        __call__._torchdynamo_inline = original  # type: ignore[attr-defined]
+        context.track_own_calls(__call__)
+        return __call__
+
+
+_class_calls = _ClassCalls()
 
 
 def _tell_dynamo(old: Any, new: Any) -> None:

@@ -6,6 +6,8 @@ is known, that of all its elements, however many there are: they come from one n
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,13 +15,16 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ..._ext import intercept as _intercept
+from ..._ext import intern as _intern
 from ..._ext import lazy as _core
+from ...devices import mode
 from ...engine.record.predict import MOST_KNOWN, little
 from ...ops import about
 from ...ops.decisions import REDUCING, ROUTING
 from . import assumptions
 
-__all__ = ["TO_SPARSE", "balanced", "decide", "forget", "keeps", "uniform", "uniform_of"]
+__all__ = ["TO_SPARSE", "balanced", "decide", "forget", "install", "keeps", "uniform", "uniform_of"]
 
 _known = WeakIdKeyDictionary()  # results of comparisons with unknown values
 _equal = WeakIdKeyDictionary()  # those of them that say which integers are equal
@@ -37,6 +42,29 @@ def balanced(on: bool) -> Iterator[None]:
         _balanced = before
         _known.clear()
         _equal.clear()
+
+
+def install() -> None:
+    """Have torch's ``cov`` answered here: it refuses weights whose sum is 0, so unknown ones are taken to be 1."""
+    for func in (torch.cov, torch.Tensor.cov) if not _weighted else ():
+        _weighted.append(func)
+        handler = functools.partial(_with_weights, func)
+        _intercept.register(func, _intern.OpInfo(func, "aten::cov", _intern.HANDLER, handler=handler))
+
+
+_weighted: list[Any] = []  # the functions that are answered here
+_weighing = threading.local()
+
+
+def _with_weights(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    if mode.now.estimate is None or getattr(_weighing, "now", False):
+        return NotImplemented
+    _weighing.now = True
+    try:
+        with assumptions.instead(1):
+            return func(*args, **kwargs)
+    finally:
+        _weighing.now = False
 
 
 def uniform(t: Any) -> Any:

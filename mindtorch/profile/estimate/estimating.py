@@ -67,6 +67,7 @@ def estimating(
         tensors.in_use()
         fused_attention.install()
         refusals.install()
+        deciding.install()
         beams.install()
         kernel_limits.of_accelerator(accelerator or Accelerator("", 0))
         fused_attention.of_capability(None if accelerator is None else accelerator.capability)

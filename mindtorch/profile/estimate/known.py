@@ -165,12 +165,13 @@ class _Move(torch.autograd.Function):
 def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], place: int, from_data: bool) -> Any:
     """What a creation call makes that cannot be recorded (data, a generator), if its values can be kept; else None."""
     with predict.quiet():
+        if (sparse := sparse_tensors.like(func, args, kwargs, place)) is not None:
+            return sparse
         if from_data:
             data = args[0] if args else None
-            numel = data.numel() if isinstance(data, torch.Tensor) else getattr(data, "size", 0)
-            if isinstance(data, torch.Tensor) and data.is_meta:
+            if isinstance(data, torch.Tensor) and (data.is_meta or data.numel() > predict.MOST_KNOWN):
                 return None
-            if isinstance(data, (torch.Tensor, numpy.ndarray)) and numel > predict.MOST_KNOWN:
+            if isinstance(data, numpy.ndarray) and data.size > predict.MOST_KNOWN:
                 return None
         elif kwargs.get("generator") is not None:
             refusals.check_generator(kwargs["generator"], device_at(place).type)

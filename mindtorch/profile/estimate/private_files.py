@@ -1,8 +1,9 @@
 """`private()`: within it nothing that an estimated program writes reaches the disk; what it would have written.
 
-The program itself sees what it wrote, until the block ends. Where the process has mounts of its own
-(`mindtorch.base.mounts`), every disk is covered, so that this holds for C libraries and child processes, too. Elsewhere
-Python's functions are led to another folder (`redirected.py`).
+The program itself sees what it wrote, until the block ends; where the process ends with the command, its exit handlers
+see it again (`private_at_exit`). Where the process has mounts of its own (`mindtorch.base.mounts`), every disk is
+covered, so that this holds for C libraries and child processes, too. Elsewhere Python's functions are led to another
+folder (`redirected.py`).
 """
 
 from __future__ import annotations
@@ -15,19 +16,21 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
-from ...base.mounts import Overlays, owned
+from ...base import mounts
+from ...base.mounts import Overlays
 from .redirected import Redirected
 
-__all__ = ["actual", "not_held_back", "not_removed", "not_written", "private", "throw_away"]
+__all__ = ["actual", "not_held_back", "not_removed", "not_written", "private", "private_at_exit", "throw_away"]
 
 # Python's own caches, and scratch files whose names nobody chose.
 _OF_NO_INTEREST = re.compile(r"/(__pycache__|pymp-[^/]*|tmp[a-z0-9_]{8}|torchinductor_[^/]*)(/|$)|\.pyc(\.\d+)?$")
 # Libraries that write files without Python.
 _WRITERS = ("cv2", "h5py", "lmdb", "netCDF4", "pyarrow", "rasterio", "soundfile", "tables", "tensorflow")
 _now: Overlays | Redirected | None = None
+_kept: Overlays | Redirected | None = None  # of the block that has ended, for exit handlers
 _asked = ""  # the host that was looked up last
 _hosts: set[str] = set()  # that the program connected to
 
@@ -35,19 +38,61 @@ _hosts: set[str] = set()  # that the program connected to
 @contextmanager
 def private() -> Iterator[None]:
     """For the length of the block. One within another is the outer one."""
-    global _now
+    global _kept
     if _now is not None:
         yield
         return
+    _forget()
     _hosts.clear()
     _hook()
-    with ExitStack() as stack:
-        if owned():
-            with suppress(OSError):  # something that is needed cannot be covered
-                _now = stack.enter_context(Overlays())
-                stack.enter_context(_renames_across(_now))
-        if _now is None:
-            _now = stack.enter_context(Redirected())
+    place = _entered()
+    try:
+        with _in(place):
+            yield
+    finally:
+        if mounts.kept_until_exit:
+            place.pause()
+            _kept = place
+        else:
+            place.__exit__(None, None, None)
+
+
+@contextmanager
+def private_at_exit() -> Iterator[None]:
+    """As the last block was when it ended, with what the program had written."""
+    global _kept
+    if _kept is None:
+        with private():
+            yield
+        return
+    place, _kept = _kept, None
+    try:
+        place.resume()
+        with _in(place):
+            yield
+    finally:
+        place.__exit__(None, None, None)
+
+
+def _forget() -> None:
+    global _kept
+    if _kept is not None:
+        _kept.__exit__(None, None, None)
+        _kept = None
+
+
+def _entered() -> Overlays | Redirected:
+    if mounts.owned():
+        with suppress(OSError):  # something that is needed cannot be covered
+            return Overlays().__enter__()
+    return Redirected().__enter__()
+
+
+@contextmanager
+def _in(place: Overlays | Redirected) -> Iterator[None]:
+    global _now
+    with _renames_across(place) if isinstance(place, Overlays) else nullcontext():
+        _now = place
         try:
             yield
         finally:

@@ -58,23 +58,33 @@ class Redirected(Tree):
         super().__init__()
         self._held = Patches()
         self._process = os.getpid()
+        self._here: str | None = None  # where the program was when it paused
         self.children: set[str] = set()  # programs that were started: what they write is written
 
     def __enter__(self) -> Redirected:
+        os.mkdir(f"{self.folder}/tmp")
+        self.resume()
+        return self
+
+    def resume(self) -> None:
         global _now
         scratch = f"{self.folder}/tmp"
-        os.mkdir(scratch)
         self._before = os.getcwd(), tempfile.tempdir, os.environ.get("TMPDIR")
         tempfile.tempdir = os.environ["TMPDIR"] = scratch  # for C code, too; and sockets have to be in real folders
         self._bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, True
         _hook()
         _now = self
         self._install()
-        return self
+        if self._here is not None:
+            with suppress(OSError):
+                os.chdir(self._here)
 
-    def __exit__(self, *_: object) -> None:
+    def pause(self) -> None:
+        """Python's own functions, until `resume`: what was written is kept."""
         global _now
-        here = self.cwd()
+        if _now is not self:
+            return
+        self._here = here = self.cwd()
         _now = None
         self._held.undo()
         sys.dont_write_bytecode = self._bytecode
@@ -85,6 +95,9 @@ class Redirected(Tree):
             os.environ["TMPDIR"] = folder
         if os.getcwd() != here:
             os.chdir(here if os.path.isdir(here) else before)
+
+    def __exit__(self, *_: object) -> None:
+        self.pause()
         if os.getpid() == self._process:
             shutil.rmtree(self.folder, ignore_errors=True)
 

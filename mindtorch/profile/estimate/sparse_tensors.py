@@ -27,7 +27,7 @@ from ...engine.record.arguments import tensors_in, to_options
 from ...engine.record.mixing import SPARSE
 from . import assumptions
 
-__all__ = ["KnownSparse", "counted_whole", "labelled", "patches", "product"]
+__all__ = ["KnownSparse", "counted_whole", "labelled", "like", "patches", "product"]
 
 _MAKERS = ("sparse_coo_tensor", "sparse_csr_tensor", "sparse_csc_tensor", "sparse_bsr_tensor", "sparse_bsc_tensor",
            "sparse_compressed_tensor")  # fmt: skip
@@ -161,9 +161,7 @@ def _making(name: str) -> Callable[..., Any]:
         device, wants_grad = kwargs.pop("device", None), kwargs.pop("requires_grad", False)
         parts = list(tensors_in([*args, *kwargs.values()]))
         if wants_grad or (torch.is_grad_enabled() and any(t.requires_grad for t in parts)):
-            raise UnsupportedOperationError(
-                f"[{name}] expected values that need no gradient: an estimate does not differentiate by sparse tensors"
-            )
+            raise _not_differentiated(name)
         place = place_of(device if device is not None else parts[-1].device if parts else "cpu", anywhere=True)
         first = 2 if name != "sparse_coo_tensor" else 1
         unknown = [t for t in parts if _core.get_handle(t) is not None and _core.kept(_core.get_handle(t)) is None]
@@ -182,6 +180,20 @@ def _making(name: str) -> Callable[..., Any]:
 
     _register_builtin(make, f"aten::{name}")  # for torch.jit.script, which looks functions up by what they are
     return make
+
+
+def _not_differentiated(name: str) -> UnsupportedOperationError:
+    return UnsupportedOperationError(
+        f"[{name}] expected values that need no gradient: an estimate does not differentiate by sparse tensors"
+    )
+
+
+def like(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], place: int) -> Any:
+    """What ``torch.zeros_like`` and its like make of a sparse tensor; None where the call is another."""
+    if not args or not isinstance(args[0], KnownSparse):
+        return None
+    with torch._C.DisableTorchFunctionSubclass():
+        return labelled(func(*args, **{**kwargs, "device": "cpu"}).detach(), place)
 
 
 def _number(t: Any, name: str, is_index: bool, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
@@ -219,7 +231,17 @@ _PRODUCTS = {"aten::mm": 0, "aten::_sparse_mm": 0, "aten::mv": 0, "aten::addmm":
 
 
 def product(info: Any, args: tuple, inputs: list[Any]) -> Any:
-    """What the product of a sparse matrix and a dense one gives; NotImplemented for all other calls."""
+    """What the product of a sparse matrix and a dense one gives, and one of dense ones where a sparse one has numbers;
+    NotImplemented for all other calls."""
+    if info.name == "aten::sparse_sampled_addmm" and args[0].layout is torch.sparse_csr:
+        pattern, a, b = args[:3]
+        if a.shape[:-1] != pattern.shape[:-1] or b.shape != (*a.shape[:-2], a.shape[-1], pattern.shape[-1]):
+            return NotImplemented
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (pattern, a, b)):
+            raise _not_differentiated(info.name)
+        with predict.quiet(), torch._C.DisableTorchFunctionSubclass():
+            made = pattern.detach().clone()
+        return labelled(made, _core.device_index(inputs[0]))
     at = _PRODUCTS.get(info.name)
     if at is None or len(args) < at + 2 or (args[at].layout in SPARSE) == (args[at + 1].layout in SPARSE):
         return NotImplemented
