@@ -97,9 +97,8 @@ class _ClassCalls:
             super(torch.nn.Module, kind).__init_subclass__(**options)
             self._replace(kind)
 
-        self._init_subclass = __init_subclass__
         if "__init_subclass__" not in vars(torch.nn.Module):
-            torch.nn.Module.__init_subclass__ = __init_subclass__  # type: ignore[method-assign,assignment]
+            _held.put([(torch.nn.Module, "__init_subclass__", __init_subclass__)])
         todo, seen = [torch.nn.Module], {torch.nn.Module}
         for kind in todo:
             new = [below for below in type.__subclasses__(kind) if below not in seen]
@@ -108,8 +107,6 @@ class _ClassCalls:
             self._replace(kind)
 
     def unpatch(self) -> None:
-        if vars(torch.nn.Module).get("__init_subclass__") is self._init_subclass:
-            del torch.nn.Module.__init_subclass__
         while self._replaced:
             kind, original = self._replaced.popitem()
             if getattr(vars(kind).get("__call__"), "__wrapped__", None) is original:  # else the program has replaced it
