@@ -20,7 +20,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import safetensors  # noqa: F401
 import torch
+import torch.distributed.fsdp
+import torch.distributed.tensor
+import torch.nn.attention.flex_attention
 from torch.utils.data._utils import collate
 
 import mindtorch
@@ -29,7 +33,6 @@ from mindtorch.base import patching
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "PATCHES.md"
-LOADED = ("safetensors", "torch.nn.attention.flex_attention", "torch.distributed.fsdp")
 #: Of Python's own, for what a program does with files, threads and processes: no concern of this page.
 FILES = "mindtorch/profile/estimate/redirected.py"
 
@@ -37,8 +40,6 @@ FILES = "mindtorch/profile/estimate/redirected.py"
 def enabled() -> None:
     """Torch's functions and classes have to ask whether a device of ours is meant, and what watches, traces or stores
     tensors has to know ours. `mindtorch.disable()` takes all of it back."""
-    for name in LOADED:
-        importlib.import_module(name)
     mindtorch.disable()
     mindtorch.enable()
 
@@ -92,6 +93,14 @@ def ranked() -> None:
     estimated(cluster=Cluster(2))
 
 
+def profiled() -> None:
+    """Modules, backward passes and steps are followed, as while tensors of ours are in use; and whether the program
+    starts torch's own profiler is noted."""
+    from mindtorch.profile.measure.watches import ProfilerWatch
+
+    ProfilerWatch().stop()
+
+
 def npu_compat() -> None:
     """Torch knows `npu` by name, and `torch_npu` can be imported. For good."""
     importlib.import_module("mindtorch.npu.compat")
@@ -107,6 +116,7 @@ OCCASIONS: list[dict[str, Callable[[], None]]] = [
     {
         "From `import mindtorch` on": enabled,
         "From the first tensor, generator or wrapper of ours on": first_use,
+        "Within a profile": profiled,
         "Within `genie run`": run,
         "Within `genie run --map cuda`": mapped,
         "Within an estimate": estimated,
@@ -128,7 +138,9 @@ it out, or `mindtorch/base/torch_names.py` has a slower way.
 Transformers and accelerate are patched for good once they are loaded, within `genie run`
 (`mindtorch/patch/pretrained.py`) and estimates (`mindtorch/profile/estimate/beams.py`). Operators get kernels by
 `torch.library`, in `mindtorch/patch/dispatch_modes.py` and `mindtorch/profile/estimate/autocast.py`. What profiles and
-estimates exchange in Python itself (threads, processes, files) is not listed.
+estimates exchange in Python itself (threads, processes, files) is not listed. Not by patches:
+`mindtorch/base/torch_facts.py` changes two of torch's functions, which are slow or refuse our methods, for good;
+`mindtorch/engine/semantics/` wraps steps of optimizers' classes, and tells Dynamo which `Module.__call__` is torch's.
 """
 
 

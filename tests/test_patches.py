@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,53 @@ def test_layout_the_page_lists_what_is_exchanged() -> None:
     if f"with torch {torch.__version__}:" not in kept:
         pytest.skip(f"the page was made with another build of torch than {torch.__version__}")
     assert kept == made.page(), "python docs/make_patches.py"
+
+
+WATCHED = """
+    import sys
+    import torch, torch.fx, torch.export, torch.nested, torch.distributed, torch.distributed.fsdp, torch.func
+    import torch.nn.attention.flex_attention, torch.fx.experimental.proxy_tensor, torch._dynamo
+
+    def kept(value):
+        return callable(value) or hasattr(type(value), "__get__")
+
+    owners = {name: module for name, module in list(sys.modules.items()) if name.split(".")[0] == "torch"}
+    for module in [*owners.values()]:
+        for value in [*vars(module).values()]:
+            if isinstance(value, type) and str(value.__module__).split(".")[0] == "torch":
+                owners.setdefault(f"{value.__module__}.{value.__qualname__}", value)
+
+    def names():
+        return {(o, n): v for o, owner in owners.items() for n, v in [*vars(owner).items()] if kept(v)}
+
+    before = names()
+    import mindtorch
+    mindtorch.enable()
+    net = torch.nn.Linear(2, 2).to("remote_accelerator")
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    torch.func.vmap(net)(torch.ones(2, 2, device="remote_accelerator")).sum().backward()
+    optimizer.step()
+    for (owner, name), value in names().items():
+        if (owner, name) in before and before[owner, name] is not value:
+            print(owner, name)
+"""
+
+
+def test_L1_nothing_in_torch_is_exchanged_but_what_the_page_lists(after_torch: Callable[..., Any]) -> None:
+    """Functions, classes and descriptors of all torch's modules and classes, before the import and after a step."""
+    listed = {
+        (owner, name)
+        for line in make_patches().PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")
+        for owner, names in [line.split(" | ")[:2]]
+        for owner in [owner.strip("| `")] for name in names.replace("`", "").split(", ")
+    }  # fmt: skip
+    found = {tuple(line.split()) for line in after_torch(WATCHED).stdout.splitlines()}
+    assert len(found) > 40
+    elsewhere = {("torch._library.simple_registry", "find_torch_dispatch_rule")}
+    elsewhere |= {pair for pair in found if pair[1] in ("step", "unpatched_nn_module_call")}
+    # Torch makes these enumerations' methods anew when it registers a device.
+    elsewhere |= {pair for pair in found if pair[0].endswith(("._autograd.DeviceType", "._profiler.ProfilerActivity"))}
+    assert found - listed - elsewhere == set()
 
 
 def test_layout_torch_is_exchanged_by_patches_alone() -> None:

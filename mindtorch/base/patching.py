@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from .._ext.hooks import Hook, hook, unhook
+from .loading import when_loaded
 
 __all__ = ["Patch", "Patches", "existing", "for_good", "replaced"]
 
@@ -39,6 +40,10 @@ class Patches:
                 undo = partial(_unless_replaced, owner, name, value, undo)
             self._undo.append(((id(owner), name), undo))
             self._places.add((id(owner), name))
+
+    def put_when_loaded(self, module: str, patches: Callable[[Any], Iterable[Patch]]) -> None:
+        """Put ``patches(module)`` there now, or as soon as the program has loaded the module."""
+        when_loaded(module, lambda loaded: self.put(patches(loaded)))
 
     def after(self, call: Callable[..., object], *args: Any) -> None:
         """Call this, too, when they are taken back."""

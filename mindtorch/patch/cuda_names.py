@@ -23,7 +23,7 @@ from ..npu.refused import refusing
 from . import creation, generators, hooks, parallel, slot, tensor_types
 from .default_device import one_generator
 from .device_module import NOT_APPLICABLE, REFUSED
-from .replaced import generators_made_by, of_cuda
+from .instead_of_cuda import generators_made_by, of_cuda
 
 __all__ = ["cuda_is_ours"]
 

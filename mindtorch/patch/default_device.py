@@ -21,7 +21,6 @@ from torch.utils import _device as _torch_device
 from torch.utils._device import DeviceContext
 
 from .._ext import hooks as _hooks
-from ..base import loading
 from ..base.patching import Patch, replaced
 from ..devices import mode, names
 from ..devices.lazy_device import DEVICE_TYPE
@@ -48,9 +47,7 @@ def default_device(index: int) -> Iterator[None]:
     A process that the program forks has torch's own default: what it makes goes back as bytes, as batches do.
     """
     hooks.enable()
-    loading.when_loaded("transformers.modeling_utils", pretrained.patch)
-    loading.when_loaded("accelerate.state", pretrained.patch_accelerate)
-    loading.when_loaded("transformers.training_args", pretrained.patch_arguments)
+    pretrained.watch()
     nested = (torch.nested, "nested_tensor", _nested(torch.nested.nested_tensor))
     told = [(torch, "get_default_device", _get_default), nested, loaders.workers()]
     if slot.module.is_available():

@@ -8,20 +8,28 @@ they choose among those whose names they know: it is the default one.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from ..base.patching import for_good
+from ..base.patching import Patch, Patches
 from ..devices import mode
 from ..devices.lazy_device import torch_device
 from . import generators
 
-__all__ = ["patch", "patch_accelerate", "patch_arguments"]
+__all__ = ["watch"]
 
 
-def patch(modeling: Any) -> None:
-    """Have the classes in ``transformers.modeling_utils`` do so, once that is loaded. For good: it asks the mode."""
+def watch() -> None:
+    """Have them do so, once they are loaded. For good: what stands there asks the mode."""
+    for_good = Patches()
+    for_good.put_when_loaded("transformers.modeling_utils", _loading)
+    for_good.put_when_loaded("accelerate.state", _choosing)
+    for_good.put_when_loaded("transformers.training_args", _arguments)
+
+
+def _loading(modeling: Any) -> Iterator[Patch]:
     base = modeling.PreTrainedModel
     load = base.from_pretrained.__func__
 
@@ -38,18 +46,17 @@ def patch(modeling: Any) -> None:
                 model.to(torch_device(index))
         return found
 
-    for_good([(base, "from_pretrained", classmethod(from_pretrained))])
+    yield base, "from_pretrained", classmethod(from_pretrained)
 
 
-def patch_accelerate(state: Any) -> None:
-    """Have ``accelerate.state.PartialState`` find the default device where it finds no other. For good, as above."""
+def _choosing(state: Any) -> Iterator[Patch]:
+    """``PartialState`` finds the default device where it finds no other."""
     find = state.PartialState.default_device.fget
-    found = property(functools.wraps(find)(lambda self: _or_default(find(self))))
-    for_good([(state.PartialState, "default_device", found)])
+    yield state.PartialState, "default_device", property(functools.wraps(find)(lambda self: _or_default(find(self))))
 
 
-def patch_arguments(module: Any) -> None:
-    """The same of ``TrainingArguments.device`` of ``transformers.training_args``, which looks for itself."""
+def _arguments(module: Any) -> Iterator[Patch]:
+    """The same of ``TrainingArguments.device``, which looks for itself."""
     arguments = module.TrainingArguments
     find = vars(arguments)["_setup_devices"].func
 
@@ -60,7 +67,7 @@ def patch_arguments(module: Any) -> None:
 
     found = functools.cached_property(set_up)
     found.__set_name__(arguments, "_setup_devices")
-    for_good([(arguments, "_setup_devices", found)])
+    yield arguments, "_setup_devices", found
 
 
 def _or_default(found: Any) -> Any:

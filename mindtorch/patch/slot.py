@@ -6,10 +6,8 @@ and meshes by that. So a program that does not use our devices must find it as t
 
 from __future__ import annotations
 
-import functools
 import logging
 import sys
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,7 +16,7 @@ from .. import npu
 from .._ext import hooks as _hooks
 from ..base import config, loading
 from ..base.errors import UnsupportedOperationError
-from ..base.patching import Patch, for_good
+from ..base.patching import for_good
 from ..devices import lazy_device, mode
 from ..devices.lazy_device import cuda_present
 from ..devices.places import NPU, RECORDED, where
@@ -41,21 +39,14 @@ def watch() -> None:
     """From now on the slot is claimed when the program makes a ``torch.device`` of ours, or a generator there, …"""
     asked = _hooks.ConstructorHook(_asked)
     held.put((torch._C, name, asked) for name in ("device", "Generator", "Stream", "Event", "TensorBase"))
-    for name, patches in {
-        "safetensors": lambda safetensors: [(safetensors, "safe_open", asked)],
-        "torch.nn.attention.flex_attention": attention.patches,
-        "torch.distributed.fsdp": meshes.of_fsdp,
-    }.items():
-        loading.when_loaded(name, functools.partial(_put, patches))
+    held.put_when_loaded("safetensors", lambda safetensors: [(safetensors, "safe_open", asked)])
+    held.put_when_loaded("torch.nn.attention.flex_attention", attention.patches)
+    held.put_when_loaded("torch.distributed.fsdp", meshes.of_fsdp)
     held.after(loading.forget)
     tensors.set_claim(claim)
     if _claimed:
         dispatch_modes.register()
     held.after(dispatch_modes.unregister)  # a slot that was claimed stays claimed, without kernels
-
-
-def _put(patches: Callable[[Any], Iterable[Patch]], module: Any) -> None:
-    held.put(patches(module))
 
 
 def _asked(cls: type, args: tuple, kwargs: dict[str, Any]) -> Any:

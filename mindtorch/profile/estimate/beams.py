@@ -5,12 +5,12 @@ knows. It goes on until its length is reached, as a search does whose end-of-seq
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from ...base import loading
-from ...base.patching import for_good
+from ...base.patching import Patch, Patches
 from ...devices import mode
 
 __all__ = ["install"]
@@ -19,10 +19,10 @@ _steps = _most = 0  # taken, and to take
 
 def install() -> None:
     """For good: what is replaced asks whether an estimate is under way."""
-    loading.when_loaded("transformers.generation.utils", _patch)
+    Patches().put_when_loaded("transformers.generation.utils", _patches)
 
 
-def _patch(module: Any) -> None:
+def _patches(module: Any) -> Iterator[Patch]:
     base = module.GenerationMixin
     names = ("_beam_search", "_beam_search_has_unfinished_sequences")
     if not all(hasattr(base, name) for name in names) or hasattr(base._beam_search, "_goes_on"):
@@ -55,6 +55,5 @@ def _patch(module: Any) -> None:
 
     beam_search._goes_on = True  # type: ignore[attr-defined]
     static = isinstance(vars(base)[names[1]], staticmethod)
-    for_good(
-        [(base, names[0], beam_search), (base, names[1], staticmethod(has_unfinished) if static else has_unfinished)]
-    )
+    yield base, names[0], beam_search
+    yield base, names[1], staticmethod(has_unfinished) if static else has_unfinished

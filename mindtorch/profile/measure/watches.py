@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from mindtorch.base.patching import Patches
+
 
 def compiled_frames() -> int:
     """How many functions Dynamo has compiled so far, without importing it."""
@@ -50,16 +52,12 @@ class ProfilerWatch:
 
     def __init__(self) -> None:
         self.started = 0
-        place: Any = torch.autograd.profiler
-        self._original = original = place._enable_profiler
+        original = torch.autograd.profiler._enable_profiler  # type: ignore[attr-defined]
 
         def enable(*args: Any, **kwargs: Any) -> Any:
             self.started += 1
             return original(*args, **kwargs)
 
-        self._replacement = place._enable_profiler = enable
-
-    def stop(self) -> None:
-        place: Any = torch.autograd.profiler
-        if place._enable_profiler is self._replacement:
-            place._enable_profiler = self._original
+        held = Patches(yields=True)
+        held.put([(torch.autograd.profiler, "_enable_profiler", enable)])
+        self.stop = held.undo
