@@ -33,7 +33,9 @@ from mindtorch._ext.signature cimport (
 )
 from mindtorch._ext.stretches cimport BEFORE_BACKWARD, IN_BACKWARD, IN_CALL, IN_STEP
 from mindtorch._ext.tape cimport Handle, Tape
-from mindtorch._ext.timeline cimport EVENT_LABEL, EVENT_OP, EVENT_RECORD, EVENT_RUN, Event, EventLog, Timeline
+from mindtorch._ext.timeline cimport (
+    EVENT_LABEL, EVENT_OP, EVENT_RECORD, EVENT_RUN, FOR_THREADS, Event, EventLog, Timeline,
+)
 
 from mindtorch._ext.signals import raise_soon
 
@@ -200,10 +202,10 @@ cdef class Collector:
         return here
 
     def leave(self):
-        """The calling thread ends."""
+        """The calling thread ends. Where it never was at a line of the program's, its time is that of who waits."""
         cdef unsigned long ident = PyThread_get_thread_ident()
         cdef Timeline here = self.threads.pop(ident, None)
-        if here is not None and self.enabled:
+        if here is not None and self.enabled and (here.n_ops or here.was_somewhere()):
             self.gap(here, mt_now(), 0, current_module(), current_phase(), here.place)
         if ident == self.ident:
             self.ident = 0
@@ -325,12 +327,22 @@ cdef class Collector:
         self.until(here, now, now - since - counted)
 
     cdef void looked(self, Timeline here, uint64_t whole, uint64_t ns, uint32_t module, uint32_t phase) noexcept:
-        """`ns` of the `whole` time since the last interval, by the lines where the thread was seen in it."""
-        cdef uint64_t left = ns, part
+        """`ns` of the `whole` time since the last interval, by the lines where the thread was seen in it.
+
+        What other threads were at meanwhile is theirs: first of all of the time in which this one waited for threads.
+        """
+        cdef uint64_t left = ns, waited = 0, theirs, part
         cdef uint32_t i
         cdef Row *r
         for i in range(here.n_looks):
-            part = <uint64_t> (<double> ns * here.look_ns[i] / whole)
+            if here.look_waits[i] == FOR_THREADS:
+                waited += here.look_ns[i]
+        theirs = whole - ns if whole - ns < waited else waited
+        for i in range(here.n_looks):
+            part = here.look_ns[i]
+            if here.look_waits[i] == FOR_THREADS:
+                part -= <uint64_t> (<double> theirs * part / waited)
+            part = <uint64_t> (<double> ns * part / (whole - theirs)) if whole > theirs else 0
             part = part if part < left else left
             r = self.table.row(0, module, here.look_place[i], phase)
             r.ns += part

@@ -13,7 +13,7 @@ import sysconfig
 
 import numpy as np
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from mindtorch._ext import location
 from mindtorch._ext.clock cimport mt_now
@@ -99,13 +99,16 @@ cdef class HostLook(_Looking):
 
     `look` is called again and again. Where from one look to the next `position()` stayed what it was, so that no op was
     noted, and the thread was both times at something that is neither torch's nor ours nor an import, the time between
-    them was the program's own: numpy, an environment, sleeping. What lasts less than that is not seen. What a library
+    them was the program's own: numpy, an environment, sleeping; and so was half of that before the first such look and
+    after the last, somewhere in which it began and ended. What lasts less than that is not seen. What a library
     does, it does for the program's line that called it; what the standard library does, for whoever called it.
     """
     cdef object position
     cdef tuple skipped, installed, library, foreign
     cdef unsigned long thread
     cdef uint64_t looked, before
+    cdef uint64_t came, gap                    # ns from the look before to the first such look; between the last two
+    cdef uint32_t place
     cdef bint own
     cdef readonly dict ns                      # by location, of the program's line
 
@@ -121,7 +124,7 @@ cdef class HostLook(_Looking):
         self.ns = {}
 
     cdef object note(self):
-        cdef uint64_t now = mt_now(), position = self.position()
+        cdef uint64_t now = mt_now(), position = self.position(), gap, begun
         cdef bint own, told = False, found = False
         frame = current_frames().get(self.thread)
         own = frame is not None
@@ -134,6 +137,13 @@ cdef class HostLook(_Looking):
                 found, place = True, location.place(frame.f_code, frame.f_lasti)
             own = own and frame.f_code.co_name != "_find_and_load"
             frame = frame.f_back
+        gap = now - self.looked if self.looked else 0
         if own and self.own and position == self.before:
-            self.ns[place] = self.ns.get(place, 0) + now - self.looked
+            begun = min(self.came, gap) // 2 if self.gap == 0 else 0
+            self.ns[place] = self.ns.get(place, 0) + gap + begun
+            self.gap, self.place = gap, place
+        else:
+            if self.gap:
+                self.ns[self.place] = self.ns.get(self.place, 0) + min(gap, self.gap) // 2
+            self.came, self.gap = gap, 0
         self.looked, self.before, self.own = now, position, own

@@ -20,6 +20,7 @@ cdef enum:                                     # kinds; between EVENT_OP and EVE
     EVENT_RUN = 5                              # a recorded op that ran
     EVENT_LABEL = 6                            # a named stretch, noted at its end; sig: number of its name
     LOOKS = 16                                 # lines told apart between two ops
+    FOR_THREADS = 1                            # what is waited for: as in waiting.py of the measured profile
 
 
 cdef class Timeline:                           # of one thread
@@ -46,6 +47,7 @@ cdef class Timeline:                           # of one thread
     cdef uint8_t look_waits[LOOKS]             # what for; 0: for nothing, it worked
 
     cdef void look(self, uint64_t at, uint32_t place, uint8_t waits) noexcept
+    cdef bint was_somewhere(self) noexcept
 
 
 cdef class EventLog:

@@ -40,6 +40,15 @@ cdef class Timeline:
         self.look_last = i
 
 
+    cdef bint was_somewhere(self) noexcept:
+        """Was it at a line of the program's, as far as it was seen since the last hook?"""
+        cdef uint32_t i
+        for i in range(self.n_looks):
+            if self.look_place[i]:
+                return True
+        return self.place != 0
+
+
 @cython.final
 cdef class EventLog:
     """At most `most` events; what finds no room is counted as dropped."""

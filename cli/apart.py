@@ -48,9 +48,12 @@ def numbers_marked() -> Iterator[None]:
 
     stream = sys.stdout
     original = stream.write
+    marked = False
 
     def write(text: str) -> int:
-        if assumptions.anything():
+        nonlocal marked
+        if not marked and assumptions.anything():
+            marked = True  # where the program has put its own function before this one, it stays
             unmark()
             stream.flush()  # what is above comes first
             click.echo("genie: numbers below were not computed", err=True)

@@ -128,3 +128,19 @@ def test_C4_comparisons_say_the_same_each_time(grad: bool) -> None:
             ended = scores.argmax(-1) == 3
             going = going & ~ended
             assert bool(going.max() == 1) and not bool(ended.any())
+
+
+def test_C4_a_mask_of_which_a_part_is_unknown_keeps_what_its_known_part_lets_it(session: None) -> None:
+    """e3nn's graph by distances within a batch had no edges: ``d > 0`` of distances that are assumed to be 0."""
+    d, batch = torch.rand(16, 16, device="cuda"), torch.arange(16, device="cuda") // 4
+    same = batch[:, None] == batch[None]
+    for mask, rows in {
+        (d > 0) & same: 64, (d < 1.1) & (d > 0) & same: 64, torch.logical_and(same, d > 0): 64, (d > 0) * same: 64,
+        (d > 0) | same: 256, ~((d > 0) & same): 192, (d > 0) & same & (batch > 1): 32 // 2 * 2, ~same: 192,
+    }.items():  # fmt: skip
+        assert mask.nonzero().shape == (rows, 2)
+        assert d[mask].shape == torch.masked_select(d, mask).shape == torch.where(mask)[0].shape == (rows,)
+    assert not ((d > 0) & same).any()  # what comparisons say is as before
+    assert ("nonzero", True) in {(row["op"], row["value"]) for row in assumptions.assumed()}
+    predicted = torch.rand(16, 3, device="cuda").argmax(1)
+    assert d[(predicted == 0) & (batch == 1)].shape == (4, 16) and not d[(predicted == 1) & (batch == 1)].numel()

@@ -206,6 +206,19 @@ def test_C4_what_is_named_is_what_would_be_there_or_there_no_more(at: Path, moun
     assert "4 files were not written: a.txt, b.txt" in said and "4 files were not removed: folder/inner" in said
 
 
+def test_C4_scratch_whose_name_nobody_chose_is_not_named(at: Path, genie: Forked) -> None:
+    """Of wandb's folders only the endings are its own words; they are removed at exit."""
+    (at / "program.py").write_text(
+        "import tempfile, torch\n"
+        "kept = tempfile.TemporaryDirectory('artifacts'), tempfile.NamedTemporaryFile(suffix='.txt')\n"
+        "open(kept[0].name + '/x', 'w').close()\n"
+        "open('tmpresults_1.csv', 'w').close()\ntorch.ones(2) + 1\n"
+    )
+    ran = genie(at, "check", "--target", "h100", "--json", "program.py")
+    names = [os.path.relpath(path, at) for path in json.loads(ran.stdout)["not_written"]]
+    assert names == ["tmpresults_1.csv"], ran.stderr
+
+
 AT_EXIT = """
 import atexit, os, shutil, sys
 import torch
@@ -286,10 +299,15 @@ def test_C8_numbers_are_marked_once_and_only_where_there_are_any(at: Path, genie
     begins = "import torch\nprint('start', 1)\nloss = torch.nn.Linear(9, 9)(torch.ones(9, 9)).sum()\n"
     (at / "prints.py").write_text(begins + "for _ in range(2):\n    print('loss', loss.item())\n")
     (at / "silent.py").write_text(begins + "loss.item()\n")
+    # As a library that keeps what is printed.
+    wraps = "import sys\nbefore = sys.stdout.write\nsys.stdout.write = lambda text: before(text)\n"
+    (at / "wraps.py").write_text(wraps + (at / "prints.py").read_text() + "del sys.stdout.write\n")
     mark = "genie: numbers below were not computed\n"
     write = vars(sys.stdout).get("write")
     done = CliRunner().invoke(cli, ["check", "--target", "h100", "prints.py"], prog_name="genie")
     assert done.output.startswith(f"start 1\n{mark}loss 0.0\nloss 0.0\nprints.py: ")
+    done = CliRunner().invoke(cli, ["check", "--target", "h100", "wraps.py"], prog_name="genie")
+    assert done.output.startswith(f"start 1\n{mark}loss 0.0\nloss 0.0\nwraps.py: "), done.output
     done = CliRunner().invoke(cli, ["check", "--target", "h100", "silent.py"], prog_name="genie")
     assert mark not in done.output and done.output.startswith("start 1\nsilent.py: ")
     assert vars(sys.stdout).get("write") is write

@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 from mindtorch.graph import capture
 from mindtorch.graph.patterns import Instance, find_patterns
+from mindtorch.profile.cost import targets
+from mindtorch.profile.estimate.estimator import Estimator
 
 
 def likely(*shape: int) -> Tensor:
@@ -116,3 +118,34 @@ def test_L13_means_of_what_is_no_difference_from_what_was_wanted_are_no_loss(nam
 def test_L13_a_mean_of_another_power_is_no_loss() -> None:
     (found,) = losses(lambda: ((A.tanh() - B) ** 4).mean())
     assert found.refused == "it is no mean of squared or absolute differences"
+
+
+#: As the functions of torch.nn.functional are recorded whole where no gradient is needed.
+WHOLE: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str | None]] = {
+    "mean": (F.mse_loss, "mean squared error"),
+    "sum": (lambda x, y: F.mse_loss(x, y, reduction="sum"), "mean squared error"),
+    "each": (lambda x, y: F.mse_loss(x, y, reduction="none"), "mean squared error"),
+    "in older words": (lambda x, y: F.mse_loss(x, y, size_average=False), "mean squared error"),
+    "weighted": (lambda x, y: F.mse_loss(x, y, weight=y), None),
+    "absolute": (lambda x, y: F.l1_loss(x, y, reduction="sum"), "mean absolute error"),
+    "huber": (lambda x, y: F.huber_loss(x, y, delta=0.5, reduction="sum"), "huber"),
+    "smooth": (lambda x, y: F.smooth_l1_loss(x, y, reduction="none", beta=0.5), "smooth l1"),
+    "binary": (lambda x, y: F.binary_cross_entropy_with_logits(x, y, reduction="sum"), "binary cross-entropy"),
+    "weighted binary": (
+        lambda x, y: F.binary_cross_entropy_with_logits(x, y, y, pos_weight=y[0]), "binary cross-entropy",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:size_average")
+@pytest.mark.parametrize("form", WHOLE)
+def test_L13_losses_that_are_recorded_whole_are_known(form: str) -> None:
+    """ "the pattern loss was not looked for: <lambda>() takes 2 positional arguments but 5 were given"."""
+    program, kind = WHOLE[form]
+    with Estimator(target=targets.find("a100")) as seen, torch.no_grad():
+        model = torch.nn.Linear(7, 7)
+        for _ in range(3):  # the second time it is known that nothing else has to happen
+            program(model(likely(5, 7)), torch.rand(5, 7))
+    report = seen.report()
+    assert [row["name"] for row in report["patterns"]] == ([] if kind is None else ["loss"])
+    assert not [text for text in report["warnings"] if "pattern" in str(text)], report["warnings"]

@@ -144,3 +144,16 @@ def test_L13_two_normalizations_in_one_function_are_two_places(norm: Callable[[T
             model(torch.randn(3, 6))
         places.append([each.place for each in find_patterns(graph) if each.pattern == "normalization"])
     assert len(set(places[0])) == 2 and places[0] == places[1]
+
+
+def test_L13_a_normalization_of_nothing_is_none_and_hides_no_other() -> None:
+    """ "the pattern normalization was not looked for: max(): Expected reduction dim to be specified"."""
+
+    def program() -> None:
+        F.layer_norm(torch.randn(0, 6), (6,))
+        rms(torch.randn(0, 6))
+        F.layer_norm(torch.randn(3, 6), (6,))
+
+    with capture() as graph, torch.no_grad():
+        program()
+    assert len([each for each in find_patterns(graph) if each.pattern == "normalization"]) == 1

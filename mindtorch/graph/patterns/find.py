@@ -130,7 +130,8 @@ def _instances(flow: Flow, pattern: Pattern, known: dict[Any, Any], taken: set[i
             node, reason = candidate
             yield Instance(pattern.name, node, frozenset([node]), (), False, {}, reason)
             continue
-        if candidate.anchor in taken:
+        empty = any(0 in output.shape for output in flow[candidate.anchor].outputs[:1])  # of no numbers, no proof
+        if candidate.anchor in taken or empty:
             continue
         key = pattern.name, candidate.form
         if candidate.form is None or key not in known:

@@ -50,10 +50,11 @@ def _binary(
 
 _CALLS = {
     "aten::mse_loss": _Call("mean squared error", ("reduction",), lambda x, y: (x - y) ** 2),
+    "aten::l1_loss": _Call("mean absolute error", ("reduction",), lambda x, y: (x - y).abs()),
     "aten::huber_loss": _Call("huber", ("reduction", "delta"), _huber),
     "aten::smooth_l1_loss": _Call("smooth l1", ("reduction", "beta"), _smooth),
     "aten::binary_cross_entropy_with_logits": _Call(
-        "binary cross-entropy", ("weight", "positive", "reduction"), _binary
+        "binary cross-entropy", ("weight", "pos_weight", "reduction"), _binary
     ),
 }
 
@@ -116,13 +117,26 @@ def _together(terms: torch.Tensor, reduction: Any, weights: torch.Tensor | None 
     return terms.sum() if reduction == 2 else terms.sum() / (terms.numel() if weights is None else weights.sum())
 
 
+def _in_torchs_numbers(given: dict[str, Any]) -> dict[str, Any]:
+    """A call of `torch.nn.functional` that was recorded as it is names reductions, and may say them in older words."""
+    older = [given.pop(name, None) for name in ("size_average", "reduce")]
+    if older != [None, None]:
+        given["reduction"] = torch.nn._reduction.legacy_get_enum(*older, emit_warning=False)
+    elif isinstance(given["reduction"], str):
+        given["reduction"] = torch.nn._reduction.get_enum(given["reduction"])
+    return given
+
+
 def _check_call(flow: Flow, node: int) -> Check:
     call, view = _CALLS[flow.ops[node]], flow[node]
     trial = Trial(flow, {node})
-    x, y, *others = arguments(view, "input", "target", *call.arguments).items()
-    rest = {name: trial.argument(view, value) if name in ("weight", "positive") else value for name, value in others}
-    reduction = rest.pop("reduction")
-    terms = call.terms(*(trial.argument(view, value) for _, value in (x, y)), *rest.values())
+    given = _in_torchs_numbers(arguments(view, "input", "target", *call.arguments))
+    if more := [name for name in given.keys() - {"input", "target", *call.arguments} if given[name] is not None]:
+        raise Refused(f"{more[0]} is no part of a {call.kind}")
+    x, y, reduction = given["input"], given["target"], given["reduction"]
+    rest = {name: given[name] for name in call.arguments if name != "reduction"}
+    rest |= {name: trial.argument(view, value) for name, value in rest.items() if "weight" in name}
+    terms = call.terms(*(trial.argument(view, value) for value in (x, y)), *rest.values())
     (found,) = trial.run((node, 0))
     if not agree(found, _together(terms, reduction)):
         raise Refused(f"it is no {call.kind}")

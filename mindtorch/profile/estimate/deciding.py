@@ -24,10 +24,11 @@ from ...ops import about
 from ...ops.decisions import REDUCING, ROUTING
 from . import assumptions
 
-__all__ = ["TO_SPARSE", "balanced", "decide", "forget", "install", "keeps", "uniform", "uniform_of"]
+__all__ = ["TO_SPARSE", "balanced", "combine", "decide", "forget", "install", "keeps", "rows", "uniform", "uniform_of"]
 
 _known = WeakIdKeyDictionary()  # results of comparisons with unknown values
 _equal = WeakIdKeyDictionary()  # those of them that say which integers are equal
+_rows = WeakIdKeyDictionary()  # masks of which a part is unknown: which rows they keep where that part keeps all
 _balanced = False
 
 
@@ -42,6 +43,7 @@ def balanced(on: bool) -> Iterator[None]:
         _balanced = before
         _known.clear()
         _equal.clear()
+        _rows.clear()
 
 
 def install() -> None:
@@ -86,6 +88,41 @@ def keeps(name: str, t: Any) -> Any:
     return uniform(t)
 
 
+def combine(call: int, info: Any, inputs: list[Any], results: list[Any], values: list[Any]) -> None:
+    """Note which rows a mask keeps that is made of known masks and unknown ones: thresholds, that keep all of them."""
+    if info.name not in _COMBINING or not results or any(t.dtype is not torch.bool for t in (*inputs, *results)):
+        return
+    some = any(v is not None and not _is_uniform(v) for v in values) and None in values
+    if not any(t in _rows for t in inputs) and not some:
+        return
+    if all(little(t.dtype, t.numel()) and t.numel() <= MOST_KNOWN for t in (*inputs, *results)):
+        whole = [_rows_of(t, value) for t, value in zip(inputs, values, strict=True)]
+        made = _on(call, info, whole)
+        if made.shape == results[0].shape:
+            _rows[results[0]] = made.contiguous()
+
+
+def _rows_of(t: Any, value: torch.Tensor | None) -> torch.Tensor:
+    if (found := _rows.get(t)) is not None or value is not None:
+        return value if found is None else found  # type: ignore[return-value]
+    return torch.full(t.shape, bool(_known.get(t)) if t in _equal else True, device="cpu")
+
+
+_COMBINING = frozenset(f"aten::{name}" for name in (
+    "logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor bitwise_not __and__ __or__ "
+    "__xor__ mul"
+).split())  # fmt: skip
+
+
+def rows(t: Any, op: str, value: torch.Tensor | None) -> torch.Tensor | None:
+    """What ``t`` is for an op whose result has as many rows as it has true elements; ``value``: what it is otherwise,
+    and for other ops (`op` may be "")."""
+    if not op or t.dtype is not torch.bool or (found := _rows.get(t)) is None or not about(op).sizes_from_values:
+        return value
+    assumptions.full(t, op, value=True)
+    return found  # type: ignore[no-any-return]
+
+
 _MASKS = frozenset({torch.bool, torch.uint8})
 #: From dense to sparse: what is not 0 is stored.
 TO_SPARSE = frozenset(f"aten::{of}to_sparse{kind}" for of in ("", "_") for kind in ("", "_csr", "_csc", "_bsr", "_bsc"))
@@ -104,6 +141,7 @@ def uniform_of(t: Any, source: Any) -> None:
 def forget(t: Any) -> None:
     """Something else was written to ``t``."""
     _known.pop(t, None)
+    _rows.pop(t, None)
 
 
 def decide(call: int, info: Any, inputs: list[Any], results: list[Any], values: list[Any]) -> None:

@@ -75,11 +75,9 @@ def read(t: torch.Tensor, what: str) -> torch.Tensor:
                 if what == "numpy":  # one number, as often as asked for
                     return assumptions.full(t[(0,) * t.dim()], what).expand(size)
                 raise assumptions.too_large(what, size.numel())
-            value = (
-                assumptions.full(t, what, value=deciding.uniform(t))
-                if size.numel()
-                else torch.empty(size, dtype=t.dtype, device=_CPU)
-            )
+            value = torch.empty(size, dtype=t.dtype, device=_CPU)
+            if size.numel():
+                value = assumptions.full(t, what, value=deciding.uniform(t))
         return value
 
 
@@ -202,6 +200,7 @@ def _evaluate(call: int, info: Any, template: tuple, inputs: list[Any], results:
 
 def _compute(call: int, info: Any, template: tuple, inputs: list[Any], results: list[Any]) -> None:
     values = [kept(handle_of(t)) for t in inputs]
+    deciding.combine(call, info, inputs, results, values)
     made = None
     if any(v is None for v in values):
         if info.name in ops.decisions.NAMES and results:
@@ -376,7 +375,7 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
     )
     if depends:
         kernel_limits.waits(inputs[0])
-    values = [_core.kept(_core.get_handle(t)) for t in inputs]
+    values = [deciding.rows(t, info.name if depends else "", kept(handle_of(t))) for t in inputs]
     missing = [t for t, v in zip(inputs, values, strict=True) if v is None]
     written = {id(t) for t in _written(info, args, kwargs)}
     here = not isinstance(info.func, torch._ops.OpOverload) or refusals.runs_here(info.func)

@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
@@ -145,7 +146,9 @@ def not_removed() -> list[str]:
 
 def _changed(removed: bool) -> list[str]:
     found = () if _now is None else _now.changed()
-    return sorted({path for path, gone in found if gone is removed and not _OF_NO_INTEREST.search(path)})
+    scratch = re.compile(rf"{re.escape(tempfile.gettempdir())}/tmp[a-z0-9_]{{8}}").match  # whatever ending was chosen
+    paths = {path for path, gone in found if gone is removed}
+    return sorted(path for path in paths if not _OF_NO_INTEREST.search(path) and not scratch(path))
 
 
 def not_held_back() -> list[str]:
