@@ -19,7 +19,7 @@ Examples:
 """
 
 
-@click.command(name="devices", epilog=_EPILOG, short_help="Which devices can be used here, and why not.")
+@click.command(name="devices", epilog=_EPILOG, short_help="Show which devices can be used here, and why others cannot.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.argument("name", required=False, metavar="[DEVICE]")
 def command(name: str | None, as_json: bool) -> int:

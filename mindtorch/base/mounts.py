@@ -243,7 +243,7 @@ class Overlays:
             with tempfile.TemporaryFile(dir=path):
                 pass
         if _as_user and any(_somebody_elses(entry) for entry in os.scandir(here)):
-            raise OSError(f"{here} has files to write to that are somebody else's")
+            raise OSError(f"{here} has writable files of another user")
         for disk in disks:
             if disk.path not in covered:
                 with contextlib.suppress(OSError):  # a file that somebody is writing to

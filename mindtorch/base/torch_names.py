@@ -58,9 +58,17 @@ FACTS: tuple[Fact, ...] = (
     # ---- what is going on: modes, autocast, transforms, gradients
     Fact("torch._C._len_torch_function_stack", "count_function_modes", "function modes are counted in Python", counts),
     Fact("torch._C._get_function_stack_at", "function_mode_at", "function modes are looked up in Python", calls),
-    Fact("torch._C._is_torch_function_enabled", "functions_seen", "whether functions are seen is tried out", answers),
     Fact(
-        "torch._C._is_torch_function_all_disabled", "modes_unseen", "whether modes see functions is tried out", answers
+        "torch._C._is_torch_function_enabled",
+        "functions_seen",
+        "whether functions are seen is tested by a call",
+        answers,
+    ),
+    Fact(
+        "torch._C._is_torch_function_all_disabled",
+        "modes_unseen",
+        "whether modes see functions is tested by a call",
+        answers,
     ),
     Fact("torch._C._len_torch_dispatch_stack", "count_dispatch_modes", "dispatch modes are counted in Python", counts),
     Fact(
@@ -92,7 +100,7 @@ FACTS: tuple[Fact, ...] = (
     Fact(
         "torch.utils._python_dispatch.is_traceable_wrapper_subclass",
         "is_wrapper",
-        "classes around tensors are asked themselves",
+        "wrapper classes are asked directly",
         calls,
     ),
     Fact(
@@ -116,7 +124,7 @@ FACTS: tuple[Fact, ...] = (
     Fact(
         "torch.autograd.forward_ad._current_level",
         "no_level_of_ad",
-        "every call is taken for one in forward-mode AD",
+        "every call is treated as forward-mode AD",
         there,
     ),
     # ---- torch.func
@@ -145,19 +153,19 @@ FACTS: tuple[Fact, ...] = (
     Fact(
         "torch._functorch.vmap._add_batch_dim",
         "refuse vmap",
-        "wrapped recorded tensors say that they are on the CPU",
+        "wrapped recorded tensors report the CPU as their device",
         calls,
     ),
     Fact(
         "torch._functorch.eager_transforms._wrap_for_grad",
         "refuse grad",
-        "wrapped recorded tensors say that they are on the CPU",
+        "wrapped recorded tensors report the CPU as their device",
         calls,
     ),
     Fact(
         "torch._functorch.eager_transforms._wrap_functional_tensor",
         "refuse functionalize",
-        "wrapped recorded tensors say that they are on the CPU",
+        "wrapped recorded tensors report the CPU as their device",
         calls,
     ),
     Fact(
@@ -178,38 +186,43 @@ FACTS: tuple[Fact, ...] = (
         calls,
     ),
     Fact("torch._C._dispatch_tls_set_dispatch_key_excluded", "set_excluded", "keys are excluded in Python", calls),
-    Fact(
-        "torch._C._ForceDispatchKeyGuard", "as_it_is", "views made inside composite ops are not known to be ones", calls
-    ),
+    Fact("torch._C._ForceDispatchKeyGuard", "as_it_is", "views made inside composite ops are not recognized", calls),
     Fact(
         "torch._C._dispatch_tls_local_exclude_set",
         "NoKeys",
-        "views made inside composite ops are not known to be ones",
+        "views made inside composite ops are not recognized",
         calls,
     ),
     Fact(
         "torch._C._dispatch_tls_local_include_set",
         "NoKeys",
-        "views made inside composite ops are not known to be ones",
+        "views made inside composite ops are not recognized",
         calls,
     ),
-    Fact("torch._C._dispatch_has_kernel", "has_kernel", "kernels are looked up in torch's text about them", calls),
+    Fact(
+        "torch._C._dispatch_has_kernel",
+        "has_kernel",
+        "kernels are looked up in torch's dump of its dispatch table",
+        calls,
+    ),
     Fact(
         "torch._C._dispatch_has_kernel_for_dispatch_key",
         "has_kernel_for",
-        "kernels are looked up in torch's text about them",
+        "kernels are looked up in torch's dump of its dispatch table",
         calls,
     ),
     Fact(
         "torch._C._dispatch_has_computed_kernel_for_dispatch_key",
         "has_computed_kernel_for",
-        "kernels are looked up in torch's text about them",
+        "kernels are looked up in torch's dump of its dispatch table",
         calls,
     ),
     Fact("torch._C._jit_get_schemas_for_operator", "schemas_of", "schemas are looked up operator by operator", calls),
     Fact("torch._ops.OpOverload", "overload_class", "nothing is lost", is_class),
     Fact("torch._ops.OpOverloadPacket", "packet_class", "nothing is lost", is_class),
-    Fact("torch._ops.HigherOrderOperator", "Nothing", "higher-order operators are told by what they do", is_class),
+    Fact(
+        "torch._ops.HigherOrderOperator", "Nothing", "higher-order operators are recognized by what they do", is_class
+    ),
     # ---- tensors
     Fact("torch._C.TensorBase", "tensor_base", "nothing is lost", is_class),
     Fact("torch._C.StorageBase", "storage_base", "nothing is lost", is_class),
@@ -219,12 +232,10 @@ FACTS: tuple[Fact, ...] = (
     Fact("torch._C._set_conj", "refuse lazy conjugation", "no lazy conjugation of recorded tensors", calls),
     Fact("torch._C._set_neg", "refuse lazy negation", "no lazy negation of recorded tensors", calls),
     Fact("torch._C._swap_tensor_impl", "refuse moving parameters to another device", "modules cannot be moved", calls),
-    Fact(
-        "torch._tensor_str._tensor_str", "text_of_values", "values are printed apart from what is said of them", calls
-    ),
-    Fact("torch._tensor_str._add_suffixes", "with_suffixes", "long lines of what is printed are not broken", calls),
-    Fact("torch._utils._get_obj_state", "state_of", "copies of subclasses take along their attributes only", calls),
-    Fact("torch._utils._set_obj_state", "set_state", "copies of subclasses take along their attributes only", calls),
+    Fact("torch._tensor_str._tensor_str", "text_of_values", "values are printed apart from their description", calls),
+    Fact("torch._tensor_str._add_suffixes", "with_suffixes", "long printed lines are not wrapped", calls),
+    Fact("torch._utils._get_obj_state", "state_of", "copies of subclasses keep only their attributes", calls),
+    Fact("torch._utils._set_obj_state", "set_state", "copies of subclasses keep only their attributes", calls),
     Fact("torch.nn.parameter._ParameterMeta", "parameter_meta", "nothing is lost", is_class),
     Fact(
         "torch.autograd.grad_mode._force_original_view_tracking",
@@ -258,24 +269,24 @@ FACTS: tuple[Fact, ...] = (
         "a step that raises is counted until the next one ends",
         there,
     ),
-    Fact("torch._utils._rebuild_tensor", "refuse torch.load", "torch.load cannot give recorded tensors", calls),
-    Fact("torch.serialization._package_registry", "empty_list", "torch.load cannot give recorded tensors", is_list),
+    Fact("torch._utils._rebuild_tensor", "refuse torch.load", "torch.load cannot return recorded tensors", calls),
+    Fact("torch.serialization._package_registry", "empty_list", "torch.load cannot return recorded tensors", is_list),
     Fact(
         "torch.fx.experimental.proxy_tensor.HANDLED_TYPES",
         "empty_tuple",
-        "make_fx takes what it computes from a recorded tensor for a constant",
+        "make_fx treats values computed from a recorded tensor as constants",
         there,
     ),
     Fact(
         "torch.nn.utils.clip_grad._group_tensors_by_device_and_dtype",
         "refuse grouping",
-        "clipping takes recorded tensors of several devices for one",
+        "clipping treats recorded tensors of several devices as on one",
         calls,
     ),
     Fact(
         "torch.optim.optimizer._group_tensors_by_device_and_dtype",
         "refuse grouping",
-        "optimizers take recorded tensors of several devices for one",
+        "optimizers treat recorded tensors of several devices as on one",
         calls,
     ),
     Fact(

@@ -250,7 +250,7 @@ def test_C5_no_repository_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     done = genie("diff", "--base", "main", "--", "profile", "train.py")
-    assert done.exit_code == 2 and "--base needs a git repository, and this folder is in none" in done.stderr
+    assert done.exit_code == 2 and "--base needs a git repository; this folder is in none" in done.stderr
 
 
 def test_C5_a_folder_that_is_new_is_refused(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -295,7 +295,7 @@ def test_L13_why_takes_part_of_a_graph_beside_a_file(here):
     ("options", "words"),
     [
         (["--why", "atention"], "got 'atention'; did you mean 'attention'?"),
-        (["--why", "attention", "--json", "-"], "--why prints to stdout; give the graph a file"),
+        (["--why", "attention", "--json", "-"], "--why prints to stdout, so the graph needs a file name"),
     ],
 )
 def test_L13_why_refuses_before_the_program_runs(here, options, words):

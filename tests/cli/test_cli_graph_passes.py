@@ -49,7 +49,7 @@ def test_L13_a_line_for_each_pass_says_what_it_did(script: str) -> None:
 
 def test_L13_passes_are_shown_of_scripts_alone(script: str) -> None:
     code, out, err = graph("--passes", "--init", script)
-    assert code == 2 and not out and "--passes shows no graph: it goes with no other option" in err
+    assert code == 2 and not out and "--passes shows no graph and cannot be combined with other options" in err
     code, out, err = graph("--passes", f"{script}:NAME")
     assert code == 2 and not out and "--passes is for scripts and modules" in err
 

@@ -324,7 +324,7 @@ def test_R4_a_cluster_that_falls_apart_is_told_of(after_torch: InPython, no_fold
     """
     done = after_torch(code)
     broker, first, second, after, other, third, here = done.stdout.splitlines()
-    assert third.startswith(f"session lost: the process that speaks with Ray ({other}) was ended by SIGKILL: it had"), (
+    assert third.startswith(f"session lost: the process that talks to Ray ({other}) was ended by SIGKILL: it had"), (
         third
     )
     assert here == "[2.0, 2.0]" and all_gone([int(other), *members(int(other))])
