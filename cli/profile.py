@@ -257,16 +257,14 @@ def command(
             options = {"assume": assume or 0.0, "balanced": routing is not None, "oom": oom or "report", **of_lines}
             outcome, report, profiler = estimate(program, steps, warmup, accelerator, cluster, changes, **options)
         else:
-            seen = shapes or files["html"] is not None  # the page shows all that there is
-            outcome, report, profiler = _measure(program, steps, warmup, predict, shapes=seen, **of_lines)
+            of_lines["shapes"] = shapes or files["html"] is not None  # the page shows all that there is
+            outcome, report, profiler = _measure(program, steps, warmup, predict, bool(wanted), **of_lines)
         outcome.show()
     if report is None:  # it never came to running: the program's own error has been shown
         return outcome.exit_code
 
     # The program has ended, and what is made from now on is shown: nobody has to search for garbage.
     click.get_current_context().with_resource(without_collecting())
-    from .report import View
-
     report["rank"] = None if rank is None else rank.facts()
     own = [*(["--device", device] if device else []), *(["--target", target_name] if target_name else [])]
     own += ["--rank", rank_text] if rank_text else []
@@ -286,6 +284,8 @@ def command(
     if rank is not None and merged_file is not None:
         merge_ranks(rank, merged_file)
     if not to_stdout and worth_showing(outcome, report) and (rank is None or rank.rank == 0):  # equal ranks, one page
+        from .report import View  # with rich
+
         _show(report if shapes else {**report, "shapes": None}, program, own, View(by, top, depth, sort))
     for _, file in wanted:
         if not file.is_stdout:
@@ -295,9 +295,12 @@ def command(
 
 
 def _measure(
-    program: Program, steps: int | None, warmup: int | None, predict: str | None, **options: bool
+    program: Program, steps: int | None, warmup: int | None, predict: str | None, whole: bool, **options: bool
 ) -> tuple[Outcome, dict[str, Any] | None, Any]:
-    """Run it under the profiler. The report is None when a model could not be built or called at all."""
+    """Run it under the profiler. The report is None when a model could not be built or called at all.
+
+    whole: also of a program that ran nothing. Else its report is what could not be seen, which needs no tables.
+    """
     begun = time.perf_counter_ns()
     import torch  # noqa: F401  # the program would have to wait for this one too: part of its start-up
 
@@ -307,9 +310,12 @@ def _measure(
     mindtorch._bootstrap(wait=True)
     with without_collecting():
         from mindtorch.profile import Profiler
+
+    target = None
+    if predict is not None:
         from mindtorch.profile.cost import targets
 
-    target = None if predict is None else targets.find(predict)
+        target = targets.find(predict)
     if not program.is_model:
         begun = time.perf_counter_ns() - waited
         profiler = Profiler(warmup=warmup or 0, steps=steps, begun_ns=begun, target=target, **options)
@@ -327,6 +333,8 @@ def _measure(
         if outcome.error is not None and not outcome.interrupted:
             explain(program, outcome)
             return outcome, None, None
+    if profiler.saw_nothing and not whole:
+        return outcome, {"unseen": profiler.unseen()}, profiler
     with without_collecting():
         return outcome, made_report(program, outcome, profiler), profiler
 

@@ -35,6 +35,7 @@ NOT_RUN = {
     "docs/EXECUTORS.md": 1,
     "docs/PROFILE.md": 1,
     "docs/NPU.md": 1,
+    "docs/index.md": 2,
     "docs/CLUSTER.md": 3,
     "docs/CHECKS.md": 10,
 }

@@ -224,8 +224,8 @@ def test_C5_nothing_changed_since_a_revision(repository: Path) -> None:
 @pytest.mark.parametrize(
     ("base", "words", "says"),
     [
-        ("nowhere", ["profile", "train.py"], "--base nowhere: there is no such revision in this clone"),
-        ("--all", ["profile", "train.py"], "--base --all: there is no such revision in this clone"),
+        ("nowhere", ["profile", "train.py"], "--base nowhere: this clone has no such revision"),
+        ("--all", ["profile", "train.py"], "--base --all: this clone has no such revision"),
         ("main", ["train.py"], "--base expects the command to compare, as in -- profile train.py, got train.py"),
         ("main", [], "--base expects the command to compare, as in -- profile train.py, got nothing"),
         ("main", ["profile", "--json", "x.json", "train.py"], "--json would be written twice"),

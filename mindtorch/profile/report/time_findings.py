@@ -86,7 +86,9 @@ def first(of: Looked) -> Said | None:
         return None
     share = of.part(first - spread["median"])
     times = first / spread["median"]
-    text = f"the first of {steps['count']:,} iterations takes {times:.1f} × the usual time; the excess is {percent(share)}"
+    text = (
+        f"the first of {steps['count']:,} iterations takes {times:.1f} × the usual time; the excess is {percent(share)}"
+    )
     roots = [row["path"] for row in of.report["modules"] if row["path"] and not row["depth"]]
     place = {**of.place(0), "module": roots[0] if roots else ""}
     return Said(f"{text} of the time", share, place, "--warmup 1 leaves it out of the report")
