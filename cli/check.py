@@ -174,7 +174,7 @@ def _row(kind: str, error: str, message: str, file: str = "", line: int = 0, not
 
 
 def _nothing_ran(exit_code: int) -> dict[str, Any]:
-    ended = f"the program itself exited with code {exit_code}" if exit_code else "the program ended"
+    ended = f"the program itself ended with exit code {exit_code}" if exit_code else "the program ended"
     return _row("not known", "", f"{ended} and ran no torch operation")
 
 
@@ -276,4 +276,4 @@ def _show(
         return
     click.echo(f"{program.argument}: runs and fits on {target.name}{rank}; peak {bytes_text(peak, '0 B')}")
     if outcome.exit_code:
-        click.echo(f"  the program itself exited with code {outcome.exit_code}")
+        click.echo(f"  the program itself ended with exit code {outcome.exit_code}")

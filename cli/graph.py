@@ -331,10 +331,10 @@ def _record(program: Program, steps: int | None, device: str | None) -> tuple[Ou
                     graph.left_out = {"after_steps": steps}  # nobody counted what that was
                 else:
                     few = counted(steps or 0, "iteration")
-                    click.echo(f"genie: the program ended before {few} had: the graph covers all of it", err=True)
+                    click.echo(f"genie: the program ended after fewer than {few}: the graph covers all of it", err=True)
             if compiled := compiled_frames() - frames:
                 unseen = counted(compiled, "compiled function")
-                click.echo(f"genie: the graph leaves out {unseen}", err=True)
+                click.echo(f"genie: the graph leaves out the ops of {unseen}", err=True)
             if children:
                 unseen = counted(sum(children.values()), "child process")
                 click.echo(f"genie: the graph leaves out what {unseen} ran: {', '.join(children)}", err=True)

@@ -87,7 +87,8 @@ def test_C4_what_is_taken_is_said_to_be(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "words"), [("sys.exit(2)", "exited with code 2 and ran no torch"), ("", "the program ended and ran no torch")]
+    ("end", "words"),
+    [("sys.exit(2)", "ended with exit code 2 and ran no torch"), ("", "the program ended and ran no torch")],
 )
 def test_C4_of_a_program_that_ran_nothing_nothing_is_said(here: Path, end: str, words: str) -> None:
     """A word too many on its command line: "runs and fits on"."""

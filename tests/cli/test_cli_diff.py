@@ -167,7 +167,7 @@ def test_C5_compressed_reports(reports: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["before.json"], "expected two reports, BEFORE and AFTER, got 1 of them"),
+        (["before.json"], "expected two reports, BEFORE and AFTER, got 1"),
         (["before.json", "nothing.json"], "cannot read nothing.json: No such file or directory"),
         (["before.json", "before/net.py"], "before/net.py: expected a file that genie profile --json made, got someth"),
         (["before.json", "diff.json"], "diff.json: expected a file that genie profile --json made, got something else"),

@@ -41,8 +41,8 @@ def test_L13_a_line_for_each_pass_says_what_it_did(script: str) -> None:
     assert code == 0 and len({*lines[:6]}) == 1  # what the program prints
     assert re.match(r"\d+ recorded calls ran, in \d+ segments; ", lines[6])
     found = {line[:23].strip(): line[23:] for line in lines[7:]}
-    assert re.fullmatch(r"[1-9]\d* calls, [\d.]+ KiB not taken", found["in place"])
-    assert re.fullmatch(r"[1-9]\d* calls?, [\d.]+ KiB not taken \(off by default\)", found["common subexpressions"])
+    assert re.fullmatch(r"[1-9]\d* calls, [\d.]+ KiB not allocated", found["in place"])
+    assert re.fullmatch(r"[1-9]\d* calls?, [\d.]+ KiB not allocated \(off by default\)", found["common subexpressions"])
     assert "direct calls" in found
     assert [each.name for each in passes.set_passes(before)] == [each.name for each in before]  # as it was
 
