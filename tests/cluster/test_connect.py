@@ -102,9 +102,7 @@ def test_R4_a_cluster_that_is_gone_is_told_at_once(
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
         began = time.monotonic()
         for each in (address, "auto"):
-            with pytest.raises(
-                mindtorch.UsageError, match=f"expected a Ray cluster at {address}, got no answer"
-            ):
+            with pytest.raises(mindtorch.UsageError, match=f"expected a Ray cluster at {address}, got no answer"):
                 mindtorch.connect(each)
         assert time.monotonic() - began < 30
 

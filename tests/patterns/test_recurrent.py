@@ -293,7 +293,7 @@ ARE_NONE: dict[str, tuple[Step, str]] = {
     "no output gate": (near_lstm(out=lambda o, c: c.tanh()), "it has no output gate"),
     "a softmax gate": (near_lstm(squash=lambda o: o.softmax(-1)), "its output gate is not a sigmoid"),
     "a hard gate": (near_lstm(squash=F.hardsigmoid), "its output gate is not a sigmoid"),
-    "an output gate that is turned": (near_lstm(out=lambda o, c: (1 - o) * c.tanh()), "its output gate is not a sigmoid"),
+    "an output gate turned over": (near_lstm(out=lambda o, c: (1 - o) * c.tanh()), "its output gate is not a sigmoid"),
     "a sigmoid of what comes in": (
         near_lstm(lambda i, f, g, c: f * c + i * f),
         "what is added to its cell state is not a tanh",
