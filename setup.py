@@ -18,6 +18,7 @@ smaller and record ``x + y`` as fast (1.2 to 1.3 µs either way): only fewer whe
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
 if "t" in getattr(sys, "abiflags", ""):
-    raise SystemExit("mindtorch-genie: expected a Python with its global lock, got the free-threaded build of it")
+    raise SystemExit("mindtorch-genie: expected a Python with the global interpreter lock, got a free-threaded build")
 
 ROOT = Path(__file__).resolve().parent
 OPTIONS = {word.strip() for word in os.environ.get("GENIE_BUILD", "").split(",") if word.strip()}
@@ -150,7 +151,17 @@ class Build(build):
         return list(self.get_finalized_command(name).get_outputs())
 
 
+def package_page() -> str:
+    """The README with absolute links and an absolute picture: a package index has no files beside it."""
+    (source,) = re.findall(r'^Source = "(.+)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r'(?<= src=")(?!https:)', f"{source}/raw/main/", text)
+    return re.sub(r"(?<=\]\()(?!https:|#)", f"{source}/blob/main/", text)
+
+
 setup(
+    long_description=package_page(),
+    long_description_content_type="text/markdown",
     packages=PACKAGES,
     package_dir={"mindtorch": "mindtorch", "mindtorch._ext": "_ext", "mindtorch.cli": "cli"},
     package_data={  # the sources of _ext are in the sdist alone

@@ -56,7 +56,7 @@ def numbers_marked() -> Iterator[None]:
             marked = True  # where the program has put its own function before this one, it stays
             unmark()
             stream.flush()  # what is above comes first
-            click.echo("genie: numbers below were not computed", err=True)
+            click.echo("genie: numbers below are assumed, not computed", err=True)
         return original(text)
 
     def unmark() -> None:
@@ -88,7 +88,7 @@ def left_alone(report: Mapping[str, Any]) -> list[str]:
         was = "was" if len(names) == 1 else "were"
         words.append(f"{counted(len(names), 'file')} {was} not {what}: {', '.join(names[:_MOST])}{more}")
     if rest := report.get("not_held_back") or []:
-        words.append(f"could not be held back: {'; '.join(map(clean, rest))}")
+        words.append(f"may have been changed all the same: {'; '.join(map(clean, rest))}")
     return words
 
 

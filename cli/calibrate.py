@@ -7,7 +7,7 @@ import click
 __all__ = ["command"]
 
 
-@click.command(name="calibrate", short_help="Measure this machine as a target of estimates.")
+@click.command(name="calibrate", short_help="Measure this machine, so that estimates can target it.")
 @click.argument("file", metavar="FILE.toml", type=click.Path(dir_okay=False, writable=True))
 def command(file: str) -> int:
     """Measure this machine and write FILE.toml, which --target takes.
@@ -17,7 +17,7 @@ def command(file: str) -> int:
     from mindtorch.base.errors import UsageError
 
     if not file.endswith(".toml"):
-        raise UsageError(f"[calibrate] expected a file that ends in .toml, got {file!r}: --target takes no other")
+        raise UsageError(f"[calibrate] expected a file that ends in .toml, got {file!r}: --target takes nothing else")
     import mindtorch
 
     mindtorch._bootstrap()

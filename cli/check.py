@@ -47,23 +47,32 @@ class _CheckCommand(ProgramCommand):
 
 
 @click.command(
-    cls=_CheckCommand, name="check", epilog=_EPILOG, short_help="Would an accelerator take it? Exit code 0 or 1."
+    cls=_CheckCommand,
+    name="check",
+    epilog=_EPILOG,
+    short_help="Does a program run and fit on an accelerator? Exit code 0 or 1.",
 )
-@click.option("--target", "target_name", metavar="NAME", required=True, help="The accelerator, as of genie profile.")
-@click.option("--rank", "rank_text", metavar="N", help="Of several (--target 8xh100): the rank, or all (default: 0).")
+@click.option("--target", "target_name", metavar="NAME", required=True, help="The accelerator, as for genie profile.")
+@click.option(
+    "--rank", "rank_text", metavar="N", help="With several accelerators: the rank to check, or all (default: 0)."
+)
 @click.option(
     "--assume",
     type=float,
     metavar="NUMBER",
     help="The value assumed for tensor elements that the estimate cannot know (default 0).",
 )
-@click.option("--routing", type=click.Choice(["balanced"]), help="Choices among unknown values choose all alike.")
-@click.option("--seq", type=click.IntRange(min=1), metavar="N", help="Of a config.json: tokens of a sequence.")
-@click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Of a config.json: sequences.")
-@click.option("--decode", type=click.IntRange(min=1), metavar="N", help="Of a config.json: tokens to generate.")
-@click.option("--train", is_flag=True, help="Of a config.json: a training step with AdamW.")
-@click.option("--dtype", type=click.Choice(DTYPES), help="Of a config.json: what the weights are made of.")
-@click.option("--json", "as_json", is_flag=True, help="Print the list as JSON; what PROGRAM prints goes to stderr.")
+@click.option(
+    "--routing",
+    type=click.Choice(["balanced"]),
+    help="Assume that a choice among unknown scores picks all candidates equally often.",
+)
+@click.option("--seq", type=click.IntRange(min=1), metavar="N", help="For a config.json: tokens per sequence.")
+@click.option("--batch", type=click.IntRange(min=1), metavar="N", help="For a config.json: sequences per batch.")
+@click.option("--decode", type=click.IntRange(min=1), metavar="N", help="For a config.json: tokens to generate.")
+@click.option("--train", is_flag=True, help="For a config.json: check a training step with AdamW.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="For a config.json: dtype of the weights.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON; PROGRAM's own output goes to stderr.")
 @program_arguments
 def command(
     argument: str,
@@ -113,7 +122,7 @@ def command(
     else:
         _show(program, target, "" if cluster is None else f", rank {rank} of {cluster.size}", outcome, peak, found)
         if not found and peak and memory["device"] == "cpu" != target.key:
-            click.echo("  the program keeps nothing on the accelerator: the memory is the host's")
+            click.echo("  the program puts nothing on the accelerator: the memory is the host's")
         for words in left_alone(apart):
             click.echo(f"  {words}")
     if outcome.interrupted:
@@ -147,7 +156,7 @@ def _too_much(memory: dict[str, Any], peak: int) -> dict[str, Any]:
     at = memory.get("at") or {}
     file, line = at.get("file") or "", int(at.get("line") or 0)
     capacity = bytes_text(int(memory["capacity_bytes"]))
-    message = f"{bytes_text(peak)} on the card, with what torch's allocator and the driver hold, of {capacity}"
+    message = f"{bytes_text(peak)} of {capacity} on the card, including what torch's allocator and the driver hold"
     return _row("does not fit", "OutOfMemoryError", message, file, line)
 
 
@@ -165,12 +174,12 @@ def _row(kind: str, error: str, message: str, file: str = "", line: int = 0, not
 
 
 def _nothing_ran(exit_code: int) -> dict[str, Any]:
-    ended = f"it ended with exit code {exit_code}, of its own accord" if exit_code else "it ended"
-    return _row("not known", "", f"{ended}, without an operation of torch's")
+    ended = f"the program itself ended with exit code {exit_code}" if exit_code else "the program ended"
+    return _row("not known", "", f"{ended} and ran no torch operation")
 
 
 def _nothing_of(ranks: list[int]) -> dict[str, Any]:
-    return _row("not known", "", f"rank {', '.join(map(str, ranks))} ended without saying how")
+    return _row("not known", "", f"rank {', '.join(map(str, ranks))} ended without a result")
 
 
 def _refusals(program: Program, outcome: Outcome, assumed: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -246,10 +255,10 @@ def _show(
     from .units import bytes_text
 
     words = {
-        "refused": "does not take this",
-        "does not fit": "has not the memory for this",
-        "not known": "may take this: an estimate cannot tell",
-        "fails": "is not the reason: the program itself fails",
+        "refused": "rejects this",
+        "does not fit": "does not have the memory for this",
+        "not known": "may accept this: an estimate cannot tell",
+        "fails": "is not the cause: the program itself fails",
     }
     for each in found:
         file = each["file"]
@@ -265,6 +274,6 @@ def _show(
             click.echo(f"  {each['note']}")
     if found or outcome.interrupted:
         return
-    click.echo(f"{program.argument}: {target.name}{rank} takes all of it, {bytes_text(peak, '0 B')} at most")
+    click.echo(f"{program.argument}: runs and fits on {target.name}{rank}; peak {bytes_text(peak, '0 B')}")
     if outcome.exit_code:
-        click.echo(f"  it ended with exit code {outcome.exit_code}, of its own accord")
+        click.echo(f"  the program itself ended with exit code {outcome.exit_code}")

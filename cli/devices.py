@@ -22,7 +22,7 @@ Examples:
 """
 
 
-@click.command(name="devices", epilog=_EPILOG, short_help="Which devices can be used here, and why not.")
+@click.command(name="devices", epilog=_EPILOG, short_help="Show which devices can be used here, and why others cannot.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--test", is_flag=True, help="Of an NPU: try it, and compare five models with the CPU. Takes minutes.")
 @click.option(

@@ -22,7 +22,7 @@ Examples:
   genie diff before.json after.json    two files of genie profile --json
   genie diff --fail-if 'flops>+1%' --fail-if 'peak>+0' before.json after.json
   genie diff --base main -- profile --target h100 train.py
-                                       as it is on main, and as it is here
+                                       main against the working tree
   genie diff --base main --markdown - -- profile train.py >> summary.md
 """
 
@@ -47,16 +47,17 @@ FORMATS = (
 )
 
 
-@click.command(name="diff", epilog=_EPILOG, short_help="What two reports or revisions differ in.")
-@click.option("--base", metavar="REV", help="A revision of git: run the command after -- there, and here.")
+@click.command(name="diff", epilog=_EPILOG, short_help="Compare two reports, or two revisions of a program.")
+@click.option("--base", metavar="REV", help="A git revision: run the command after -- there and in the working tree.")
 @click.option(
     "--fail-if",
     "conditions",
     multiple=True,
     metavar="CONDITION",
-    help=f"Exit code 1 where it holds, as 'flops>+1%' or 'peak>+1000000'; of {', '.join(METRICS)}. May be repeated.",
+    help="Exit with code 1 if this holds, e.g. 'flops>+1%' or 'peak>+1000000'. May be repeated. Metrics: "
+    f"{', '.join(METRICS)}.",
 )
-@click.option("--top", type=click.IntRange(min=1), default=12, show_default=True, help="Rows of each table.")
+@click.option("--top", type=click.IntRange(min=1), default=12, show_default=True, help="Rows to show in each table.")
 @output_options(FORMATS)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="BEFORE AFTER | --base REV -- profile PROGRAM ...")
 def command(
@@ -82,7 +83,7 @@ def command(
         before, after, names = both(base, words)
     else:
         if len(words) != 2:
-            raise click.UsageError(f"expected two reports, BEFORE and AFTER, got {len(words)} of them")
+            raise click.UsageError(f"expected two reports, BEFORE and AFTER, got {len(words)}")
         before, after = map(_read, words)
         names = words[0], words[1]
     from mindtorch.profile.report.difference import compare  # `genie --help` does without

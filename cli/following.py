@@ -38,7 +38,7 @@ def _questions(report: dict[str, Any], by: str | None) -> list[tuple[str, str]]:
     if "first-iteration" in said:
         found.append(("--warmup 1", "the same without the first iteration"))
     if by != "op" and (totals.get("coverage") or 1.0) < 1:
-        found.append(("--by op", "the ops that no FLOPs are counted for, among all others"))
+        found.append(("--by op", "all ops, including those without a FLOP formula"))
     computed = [row for row in ops if not str(row.get("name")).startswith("(")]
     top: dict[str, Any] = max(computed, key=lambda row: row.get("self_s") or 0.0, default={})
     if by != "line" and time_s and (top.get("self_s") or 0.0) > _MUCH * time_s:
@@ -46,9 +46,9 @@ def _questions(report: dict[str, Any], by: str | None) -> list[tuple[str, str]]:
         found.append(("--by line", f"{_share(top['self_s'], time_s)} of the time is {name}: which lines call it"))
     memory = report.get("memory") or {}
     if memory.get("fits") is False and report.get("advice") is None:
-        found.append(("--advise", "it does not fit: what to change, each change estimated"))
+        found.append(("--advise", "it does not fit: changes that would help, each estimated"))
     if memory.get("fits") is False and by != "module":
-        found.append(("--by module --sort bytes", "it does not fit: the modules that hold most when memory is fullest"))
+        found.append(("--by module --sort bytes", "it does not fit: the modules that hold most memory at the peak"))
     return found
 
 

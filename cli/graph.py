@@ -40,7 +40,7 @@ class _Pattern(click.ParamType):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if not value or not all(value.split(".")):
-            self.fail(f"{value!r} is no path of a module; expected names and dots, as h.0 or 'h.*.attn'", param, ctx)
+            self.fail(f"{value!r} is not a module path; expected names and dots, e.g. h.0 or 'h.*.attn'", param, ctx)
         return value
 
 
@@ -90,7 +90,7 @@ FORMATS = (
     ),
     Format(
         "html",
-        "Write a page to look at in a browser, in one file: the picture, its boxes to open and to search.",
+        "Write one HTML file for a browser: the picture, with boxes to open and a search.",
         rb"<!doctype html>\s<!-- genie graph: ",
         lambda graph, view: graph.to_html(**view.of_picture()),
     ),
@@ -113,12 +113,14 @@ Examples:
 """
 
 
-@click.command(cls=ProgramCommand, name="graph", epilog=_EPILOG, short_help="The graph of every operation it makes.")
+@click.command(
+    cls=ProgramCommand, name="graph", epilog=_EPILOG, short_help="Show the operations of a program as a graph."
+)
 @click.option(
     "--depth",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Levels of modules to open (0: the outermost are one node each); what is deeper is one node per module.",
+    help="Levels of modules to expand (0: only the outermost); a deeper module is one node.",
 )
 @click.option(
     "--module",
@@ -126,53 +128,53 @@ Examples:
     multiple=True,
     type=_PATTERN,
     metavar="PATTERN",
-    help="Only what runs in modules of this path and below, as h.0, 'h.*.attn', GPT2.h.0; may be given again. --depth "
-    "counts from them.",
+    help="Show only modules with this path and those below, e.g. h.0, 'h.*.attn', GPT2.h.0; --depth counts from there. "
+    "May be repeated.",
 )
 @click.option(
     "--focus",
     type=_PATTERN,
     metavar="PATTERN",
-    help="In --svg and --html: only modules of this path, and what they read from and give to.",
+    help="In --svg and --html: show only modules with this path and their neighbours.",
 )
 @click.option(
     "--beside",
     "others",
     multiple=True,
     metavar="PROGRAM",
-    help="In --svg and --html: another program, side by side with this one; in quotes where it has arguments. May be "
-    "given again.",
+    help="In --svg and --html: show another program side by side with this one; quote it if it has arguments. May be "
+    "repeated.",
 )
 @click.option(
     "--format",
     "layout",
     type=click.Choice(["json", _NETWORKX]),
     default="json",
-    help="What --json writes: genie's own, or what networkx.node_link_graph reads; to stdout without --json.",
+    help="Format of --json: genie's, or what networkx.node_link_graph reads. Without --json, it goes to stdout.",
 )
 @click.option(
     "--why",
     "patterns",
     multiple=True,
     metavar="PATTERN",
-    help="Print, in place of the graph, where it has this pattern (attention, feed-forward …), how that is known, and "
-    "why what looks like it is not named so; may be given again.",
+    help="Instead of the graph, print where this pattern is (attention, feed-forward …), what proves it, and why "
+    "similar code is not called that. May be repeated.",
 )
 @click.option(
     "--passes",
     is_flag=True,
-    help="Print, in place of the graph, what each pass of the optimization engine did when the program ran on "
+    help="Instead of the graph, print what each pass of the optimization engine did to the program on "
     "remote_accelerator.",
 )
-@click.option("--init", is_flag=True, help="Show the operations that make parameters, which else are one line.")
+@click.option("--init", is_flag=True, help="Show the operations that initialize parameters (default: as one line).")
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Record until so many iterations have ended: those of the training loop, or rounds of models without "
-    "gradients (default: all of a script, 1 of a model).",
+    help="Record this many iterations: of the training loop, or rounds of calls without gradients (default: all of a "
+    "script, 1 of a model).",
 )
-@click.option("--device", type=click.Choice(["meta"]), help="Compute nothing: run without data.")
+@click.option("--device", type=click.Choice(["meta"]), help="Compute nothing: run on tensors without data.")
 @output_options(FORMATS)
 @program_arguments
 def command(
@@ -209,10 +211,10 @@ def command(
     if others and not any(each.name in _PICTURES for each, _ in wanted):
         raise click.UsageError("--beside is for --svg and --html")
     if patterns and any(file.is_stdout for _, file in wanted):
-        raise click.UsageError("--why prints to stdout; give the graph a file")
+        raise click.UsageError("--why prints to stdout, so the graph needs a file name")
     if passes:
         if wanted or patterns or modules or init or (depth, focus, steps, device) != (None, None, None, None):
-            raise click.UsageError("--passes shows no graph: it goes with no other option")
+            raise click.UsageError("--passes shows no graph and cannot be combined with other options")
         from .passes_shown import show_passes
 
         return show_passes(program)
@@ -329,10 +331,10 @@ def _record(program: Program, steps: int | None, device: str | None) -> tuple[Ou
                     graph.left_out = {"after_steps": steps}  # nobody counted what that was
                 else:
                     few = counted(steps or 0, "iteration")
-                    click.echo(f"genie: less than {few} ended: the graph is of all", err=True)
+                    click.echo(f"genie: the program ended after fewer than {few}: the graph covers all of it", err=True)
             if compiled := compiled_frames() - frames:
                 unseen = counted(compiled, "compiled function")
-                click.echo(f"genie: the graph leaves out what is in {unseen}", err=True)
+                click.echo(f"genie: the graph leaves out the ops of {unseen}", err=True)
             if children:
                 unseen = counted(sum(children.values()), "child process")
                 click.echo(f"genie: the graph leaves out what {unseen} ran: {', '.join(children)}", err=True)

@@ -32,7 +32,7 @@ def last_words(program: Program, outcome: Outcome, report: dict[str, Any], optio
         ended = f"genie: {program.argument} ended with exit code {outcome.exit_code}"
         if ran_anything(report) and not worth_showing(outcome, report):
             ops = (report["totals"].get("ops") or 0) + (report["startup"].get("ops") or 0)
-            ended += f" after {counted(ops, 'op')}: too little for a report, which --json FILE writes all the same"
+            ended += f" after {counted(ops, 'op')}: too little for a report; --json FILE writes one anyway"
         click.echo(ended, err=True)
         if not (
             _hint_options(program, outcome, options) or say_whose(program, outcome) or _hint_assumed(outcome, report)
@@ -40,7 +40,7 @@ def last_words(program: Program, outcome: Outcome, report: dict[str, Any], optio
             hint_torch_npu(outcome.error)
     elif not ran_anything(report) and report.get("unseen"):
         unseen = " and ".join(counted(row["count"], row["what"]) for row in report["unseen"])
-        click.echo(f"genie: {program.argument} ran no torch op itself; what {unseen} ran is not seen", err=True)
+        click.echo(f"genie: {program.argument} ran no torch op itself; genie does not see what {unseen} ran", err=True)
     elif not ran_anything(report):
         names = program.candidates() if program.kind == "script" else []
         hint = (
@@ -83,7 +83,7 @@ def _hint_assumed(outcome: Outcome, report: dict[str, Any]) -> bool:
     row = blame.assumption_behind(outcome.error, report["assumed"])
     click.echo(
         f"genie: before that, the program read an unknown value at {row['file']}:{row['line']}, assumed to be "
-        f"{row['value']}; --assume chooses another number",
+        f"{row['value']}; --assume sets another value",
         err=True,
     )
     return True
@@ -96,6 +96,6 @@ def _hint_options(program: Program, outcome: Outcome, options: Collection[str]) 
     misplaced = [word for word in program.script_args if word.split("=")[0] in options]
     if misplaced:
         click.echo(
-            f"genie: {' '.join(misplaced)} was given to {program.argument}; options for genie go before it", err=True
+            f"genie: {' '.join(misplaced)} was given to {program.argument}; put genie's options before it", err=True
         )
     return bool(misplaced)

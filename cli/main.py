@@ -108,10 +108,10 @@ _EPILOG = """\b
 Examples:
   genie profile train.py --lr 0.1     options after the script are the script's
   genie profile model.py:build --input 1x3x224x224
-  genie diff before.json after.json   what two of its reports differ in
+  genie diff before.json after.json   compare two reports
   genie graph model.py:build --input 1x128:int64 --dot graph.dot
   genie run train.py --lr 0.1         the same, computed by another executor
-  genie check --target h100 train.py  would the accelerator take it?
+  genie check --target h100 train.py  does it run and fit there?
   genie devices npu                   exit code 3 when it cannot be used
 """
 

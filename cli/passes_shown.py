@@ -21,7 +21,7 @@ def show_passes(program: Program) -> int:
     """Run the program on remote_accelerator with all passes, and print a line for each. Returns its exit code."""
     if program.is_model:
         raise UsageError(
-            f"{program.argument} is a model, whose results nobody reads: --passes is for scripts and modules"
+            f"{program.argument} is a model, and nothing reads its results: --passes is for scripts and modules"
         )
     import mindtorch
 
@@ -42,11 +42,11 @@ def show_passes(program: Program) -> int:
         passes.set_passes(before)
     ran, dropped = counted(stats["ops_executed"], "recorded call"), counted(stats["ops_dropped"], "call")
     click.echo(
-        f"{ran} ran, in {counted(stats['segments'], 'segment')}; {dropped} never ran: nobody could see the result"
+        f"{ran} ran, in {counted(stats['segments'], 'segment')}; {dropped} never ran: nothing could read the result"
     )
     width = max(len(each.name) for each in known)
     for each in known:
         calls, nbytes = stats["passes"].get(each.name, 0), stats["bytes_saved"].get(each.name, 0)
-        saved = f", {bytes_text(nbytes)} not taken" if nbytes else ""
+        saved = f", {bytes_text(nbytes)} not allocated" if nbytes else ""
         click.echo(f"{each.name:{width}}  {counted(calls, 'call')}{saved}{'' if each.on else ' (off by default)'}")
     return BY_SIGINT if outcome.interrupted else outcome.exit_code

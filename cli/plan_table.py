@@ -19,9 +19,9 @@ _RUNS = 3  # of modules on one worker that are named
 def lines(plans: Sequence[Plan]) -> list[str]:
     """The plans, the best one first, and who has what in that one."""
     best = plans[0]
-    fits = "" if not best.excess else f", which lack {units.bytes_text(best.excess)} for it"
+    fits = "" if not best.excess else f", {units.bytes_text(best.excess)} too little"
     found = [
-        f"remote_accelerator:0 is {best.used} of {units.counted(len(best.limits), 'worker')}{fits}; one run then costs",
+        f"remote_accelerator:0 uses {best.used} of {units.counted(len(best.limits), 'worker')}{fits}; cost of one run:",
         f"  {'plan':<14}{'workers':>8}{'moves':>11}{'messages':>10}{'seconds':>10}   most memory of each worker",
     ]
     for plan in sorted(plans, key=lambda plan: plan is not best):

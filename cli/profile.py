@@ -67,11 +67,11 @@ class _TargetOption(click.Option):
 
 
 @click.command(
-    cls=ProgramCommand, name="profile", epilog=_EPILOG, short_help="Where time, memory and FLOPs of a program went."
+    cls=ProgramCommand, name="profile", epilog=_EPILOG, short_help="Show where a program's time, memory and FLOPs go."
 )
 @click.option("--by", type=click.Choice(["module", "op", "line", "phase"]), help="Show one table in full.")
-@click.option("--top", type=click.IntRange(min=1), help="Rows of the op and line tables.")
-@click.option("--depth", type=click.IntRange(min=0), help="Levels of the module tree (default: as fits a page).")
+@click.option("--top", type=click.IntRange(min=1), help="Rows to show in the op and line tables.")
+@click.option("--depth", type=click.IntRange(min=0), help="Levels of the module tree (default: as many as fit a page).")
 @click.option(
     "--sort",
     type=click.Choice(["self", "total", "flops", "calls", "bytes", "name"]),
@@ -80,15 +80,19 @@ class _TargetOption(click.Option):
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
-    help="Iterations to measure: those of the training loop, or rounds of models without gradients (default: all of a "
-    "script, 1 of a model).",
+    help="Iterations to measure: of the training loop, or rounds of calls without gradients (default: all of a script, "
+    "1 of a model).",
 )
 @click.option(
     "--warmup",
     type=click.IntRange(min=0),
     help="Iterations to leave out at the start (default: 0 for a script, 1 for a model).",
 )
-@click.option("--device", type=click.Choice(["meta"]), help="Estimate: run without data, on no device in particular.")
+@click.option(
+    "--device",
+    type=click.Choice(["meta"]),
+    help="Estimate sizes and FLOPs, for no particular device: run without data.",
+)
 @click.option(
     "--target",
     "target_name",
@@ -99,13 +103,13 @@ class _TargetOption(click.Option):
     "--rank",
     "rank_text",
     metavar="N",
-    help="Of several accelerators (--target 8xh100): the rank that is estimated (default: 0), or all.",
+    help="With several accelerators (--target 8xh100): the rank to estimate (default: 0), or all.",
 )
 @click.option(
     "--interconnect",
     type=click.FloatRange(min=0, min_open=True),
     metavar="GBIT",
-    help="Of several machines: Gb/s of each accelerator to the others (default: 400 for h100; collectives.toml).",
+    help="With several machines: network bandwidth of each accelerator in Gb/s (default: 400 for h100).",
 )
 @click.option(
     "--assume",
@@ -119,13 +123,13 @@ class _TargetOption(click.Option):
     multiple=True,
     metavar="CHANGE",
     type=click.Choice(tuple(CHANGES)),
-    help=f"Estimate: what the program would do with a change, one of {', '.join(CHANGES)}. May be repeated.",
+    help=f"Estimate: the program with this change, too; one of {', '.join(CHANGES)}. May be repeated.",
 )
-@click.option("--advise", is_flag=True, help="Estimate: what to change, each change estimated, too.")
+@click.option("--advise", is_flag=True, help="Estimate: suggest changes, each with its estimate.")
 @click.option(
     "--routing",
     type=click.Choice(["balanced"]),
-    help="Estimate: a choice among unknown scores picks all candidates equally often (balanced experts).",
+    help="Estimate: assume that a choice among unknown scores picks all candidates equally often (balanced experts).",
 )
 @click.option(
     "--oom",
@@ -135,31 +139,33 @@ class _TargetOption(click.Option):
 @click.option(
     "--hits",
     is_flag=True,
-    help="Count how often each line of the program's own files runs, and show the lines. Python is slower then.",
+    help="Count how often each line of the program's own files runs, and show them. This slows Python down.",
 )
-@click.option("--shapes", is_flag=True, help="Show the shapes of each op's calls; in JSON and trace, too.")
-@click.option("--predict", metavar="NAME", help="Show what a target would take beside what is measured.")
+@click.option("--shapes", is_flag=True, help="Show the shapes of each op's calls, also in JSON and trace.")
+@click.option("--predict", metavar="NAME", help="Measure here, and show the times predicted for a target beside it.")
 @click.option(
-    "--seq", type=click.IntRange(min=1), metavar="N", help="Of a config.json: tokens of a sequence (default: 128)."
+    "--seq", type=click.IntRange(min=1), metavar="N", help="For a config.json: tokens per sequence (default: 128)."
 )
-@click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Of a config.json: sequences (default: 1).")
+@click.option(
+    "--batch", type=click.IntRange(min=1), metavar="N", help="For a config.json: sequences per batch (default: 1)."
+)
 @click.option(
     "--decode",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Of a config.json: fill the key-value cache with the sequence (phase prefill), then generate N tokens, one at "
-    "a time (phase decode).",
+    help="For a config.json: fill the key-value cache with the sequence (phase prefill), then generate N tokens, one "
+    "at a time (phase decode).",
 )
 @click.option(
     "--train",
     is_flag=True,
-    help="Of a config.json: a training step with AdamW. Its first step, which allocates the optimizer's state, is left "
-    "out. With --decode, both are run, one after the other.",
+    help="For a config.json: a training step with AdamW. The first step, which allocates the optimizer's state, is not "
+    "counted. With --decode, both run, one after the other.",
 )
 @click.option(
     "--dtype",
     type=click.Choice(DTYPES),
-    help="Of a config.json: what the weights are made of (default: what it says, else float32).",
+    help="For a config.json: dtype of the weights (default: the file's, else float32).",
 )
 @output_options(FORMATS)
 @program_arguments
@@ -221,11 +227,11 @@ def command(
     if sized and target_name is None and (of_times := [each.name for each, _ in wanted if each.timed]):
         raise click.UsageError(f"--{of_times[0]} shows times: add --target NAME, or leave out --device")
     if target_name in (None, "cpu") and (of_cards := [each.name for each, _ in wanted if each.sized]):
-        raise click.UsageError(f"--{of_cards[0]} is of a card's memory: add --target NAME, of a GPU or an NPU")
+        raise click.UsageError(f"--{of_cards[0]} needs a GPU or NPU as target: add --target NAME")
     if binary := [each.name for each, file in wanted if each.binary and file.is_stdout]:
-        raise click.UsageError(f"--{binary[0]} is no text: it needs the name of a file, not -")
+        raise click.UsageError(f"--{binary[0]} writes binary data: give a file name, not -")
     if sized and predict is not None:
-        raise click.UsageError("--predict is for a measured run: --target predicts already")
+        raise click.UsageError("--predict is for a measured run; --target already predicts")
     if sized and shapes:
         raise click.UsageError("--shapes is for a measured run: leave out --device and --target")
     if assume is not None and not sized:
@@ -251,16 +257,14 @@ def command(
             options = {"assume": assume or 0.0, "balanced": routing is not None, "oom": oom or "report", **of_lines}
             outcome, report, profiler = estimate(program, steps, warmup, accelerator, cluster, changes, **options)
         else:
-            seen = shapes or files["html"] is not None  # the page shows all that there is
-            outcome, report, profiler = _measure(program, steps, warmup, predict, shapes=seen, **of_lines)
+            of_lines["shapes"] = shapes or files["html"] is not None  # the page shows all that there is
+            outcome, report, profiler = _measure(program, steps, warmup, predict, bool(wanted), **of_lines)
         outcome.show()
     if report is None:  # it never came to running: the program's own error has been shown
         return outcome.exit_code
 
     # The program has ended, and what is made from now on is shown: nobody has to search for garbage.
     click.get_current_context().with_resource(without_collecting())
-    from .report import View
-
     report["rank"] = None if rank is None else rank.facts()
     own = [*(["--device", device] if device else []), *(["--target", target_name] if target_name else [])]
     own += ["--rank", rank_text] if rank_text else []
@@ -270,7 +274,7 @@ def command(
     own += ["--oom", oom] if oom is not None else []
     own += [word for value in inputs for word in ("--input", value)] + program.request.words()
     if advise:
-        note("estimating what could be changed ...")
+        note("estimating changes ...")
         counts = [
             word for name, n in (("--steps", steps), ("--warmup", warmup)) if n is not None for word in (name, str(n))
         ]
@@ -280,6 +284,8 @@ def command(
     if rank is not None and merged_file is not None:
         merge_ranks(rank, merged_file)
     if not to_stdout and worth_showing(outcome, report) and (rank is None or rank.rank == 0):  # equal ranks, one page
+        from .report import View  # with rich
+
         _show(report if shapes else {**report, "shapes": None}, program, own, View(by, top, depth, sort))
     for _, file in wanted:
         if not file.is_stdout:
@@ -289,9 +295,12 @@ def command(
 
 
 def _measure(
-    program: Program, steps: int | None, warmup: int | None, predict: str | None, **options: bool
+    program: Program, steps: int | None, warmup: int | None, predict: str | None, whole: bool, **options: bool
 ) -> tuple[Outcome, dict[str, Any] | None, Any]:
-    """Run it under the profiler. The report is None when a model could not be built or called at all."""
+    """Run it under the profiler. The report is None when a model could not be built or called at all.
+
+    whole: also of a program that ran nothing. Else its report is what could not be seen, which needs no tables.
+    """
     begun = time.perf_counter_ns()
     import torch  # noqa: F401  # the program would have to wait for this one too: part of its start-up
 
@@ -301,9 +310,12 @@ def _measure(
     mindtorch._bootstrap(wait=True)
     with without_collecting():
         from mindtorch.profile import Profiler
+
+    target = None
+    if predict is not None:
         from mindtorch.profile.cost import targets
 
-    target = None if predict is None else targets.find(predict)
+        target = targets.find(predict)
     if not program.is_model:
         begun = time.perf_counter_ns() - waited
         profiler = Profiler(warmup=warmup or 0, steps=steps, begun_ns=begun, target=target, **options)
@@ -321,6 +333,8 @@ def _measure(
         if outcome.error is not None and not outcome.interrupted:
             explain(program, outcome)
             return outcome, None, None
+    if profiler.saw_nothing and not whole:
+        return outcome, {"unseen": profiler.unseen()}, profiler
     with without_collecting():
         return outcome, made_report(program, outcome, profiler), profiler
 

@@ -40,9 +40,9 @@ def program_arguments(function: Any) -> Any:
     """PROGRAM, the script's arguments, ``-m`` and ``--input``."""
     function = click.argument("script_args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")(function)
     function = click.argument("argument", metavar="PROGRAM")(function)
-    function = click.option(
-        "-m", "as_module", is_flag=True, help="PROGRAM is a module: run as python -m PROGRAM, what follows is its own."
-    )(function)
+    function = click.option("-m", "as_module", is_flag=True, help="PROGRAM is a module, as in python -m PROGRAM.")(
+        function
+    )
     return click.option(
         "--input",
         "inputs",
@@ -124,7 +124,7 @@ def hint_torch_npu(error: BaseException | None) -> None:
 
         why = npu.why_unavailable() or "an estimate of another accelerator does without it"
         click.echo(
-            f"genie: there is no torch_npu, and mindtorch's was not used: {why}; genie profile --target 910b runs such "
-            "a program anywhere, without data",
+            f"genie: torch_npu is not installed, and mindtorch's replacement was not used: {why}; genie profile "
+            "--target 910b runs such a program anywhere, without data",
             err=True,
         )

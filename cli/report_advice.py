@@ -18,7 +18,7 @@ def alternatives(report: dict[str, Any], canvas: Canvas) -> None:
     rows = report.get("advice")
     if rows is None:
         return
-    canvas.heading("Alternatives", "each estimated like the program; of the whole run")
+    canvas.heading("Alternatives", "each change estimated for the whole run")
     if not rows:
         canvas.paragraph("None of the changes that genie knows makes a difference here.")
         return

@@ -39,14 +39,12 @@ def communication(report: dict[str, Any], canvas: Canvas) -> None:
         canvas.sheet_row(Text(clean(row["kind"]) + where), cells, columns)
     if facts["link_bytes_per_s"]:
         speed = facts["link_bytes_per_s"] / 1e9
-        whose = (
-            f" is assumed, as of {facts['links_as']}: the target says nothing of it" if facts["links_assumed"] else ""
-        )
+        whose = f" is assumed, as for {facts['links_as']}: the target does not say" if facts["links_assumed"] else ""
         canvas.paragraph(f"within a machine: {speed:g} GB/s each way between accelerators{whose}", "dim")
     if facts["machines"] > 1 and facts["network_bytes_per_s"]:
         speed = 8 * facts["network_bytes_per_s"] / 1e9
         canvas.paragraph(
-            f"between machines: {speed:g} Gb/s for each accelerator is assumed (--interconnect says another)", "dim"
+            f"between machines: {speed:g} Gb/s for each accelerator is assumed (--interconnect sets it)", "dim"
         )
 
 
@@ -58,7 +56,7 @@ def ranks(report: dict[str, Any], canvas: Canvas) -> None:
     from mindtorch.profile.estimate.all_ranks import spans
 
     columns = [Column("peak", 9), Column("ops", 8), Column("FLOPs", 8), Column("time", 8), Column("exposed", 8)]
-    canvas.heading("Ranks", "equal ones together")
+    canvas.heading("Ranks", "equal ranks together")
     canvas.sheet_head("rank", columns)
     for which, row in spans(rows):
         cells = [bytes_text(row["peak_bytes"]), count(row["ops"]), amount(row["flops"]), seconds(row["time_s"]),
@@ -68,5 +66,5 @@ def ranks(report: dict[str, Any], canvas: Canvas) -> None:
     ran = sorted({row["ran_as"] for row in rows})
     if len(ran) < len(rows):
         named = ", ".join(map(str, ran[:12])) + (" …" if len(ran) > 12 else "")
-        canvas.paragraph(f"run: {named}; the others are taken to be as those next to them", "dim")
-    canvas.paragraph(f"what follows is rank {report['cluster']['rank']}, which holds most", "dim")
+        canvas.paragraph(f"estimated: {named}; the others are assumed to equal their neighbours", "dim")
+    canvas.paragraph(f"the rest is about rank {report['cluster']['rank']}, which needs most memory", "dim")

@@ -155,7 +155,7 @@ def _tables(difference: Mapping[str, Any]) -> list[_Table]:
         _Table("Totals", "", totals, True),
         _Table("Memory", "at the peak, by kind", kinds, True),
         _Table("Memory", "that differs, at the peak, by kind, module and line", held, True),
-        _Table("Modules", "that differ themselves, without what is in them", modules),
+        _Table("Modules", "that differ themselves, not only in their submodules", modules),
         _Table("Rows", "that differ, by module, op, phase and line", rows),
     ]
     return [table for table in found if table.entries]

@@ -34,7 +34,7 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     if report.get("cluster"):
         facts.append(("rank", report_cluster.rank(report)))
     if rank := report.get("rank"):
-        facts.append(("rank", f"{rank['rank']} of {rank['world_size']}; what follows is this process's alone"))
+        facts.append(("rank", f"{rank['rank']} of {rank['world_size']}; the rest is about this process alone"))
     versions = f"torch {tool.get('torch')} · Python {tool.get('python')}"
     sized = report.get("mode") == "estimate"
     facts.append(("sized for" if sized else "ran on", f"{report.get('device')}, {report.get('mode')} · {versions}"))
@@ -54,7 +54,7 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         facts.append(("host, here", _host(report["host"])))
     loading = (report.get("host") or {}).get("workers_s") or 0.0
     if sized and time_s and loading > _SHOWN * time_s:
-        text = f"{seconds(loading)} of what a DataLoader's workers would do, measured here and in no other figure"
+        text = f"{seconds(loading)} of what a DataLoader's workers would do, measured here; no other figure includes it"
         facts.append(("data, here", text))
     waits, said = report.get("waits") or {}, {row["id"] for row in report.get("findings") or []}
     told = {"data_s"} if "data-wait" in said else set()
@@ -77,7 +77,7 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     if not sized and (parts := _startup(startup)):
         slow = _slow_imports(startup)
         apart = ", ".join(f"{seconds(spent)} {what}{slow if what == 'imports' else ''}" for what, spent in parts)
-        facts.append(("start-up", f"{apart}, kept apart"))
+        facts.append(("start-up", f"{apart}, not in the time above"))
     steps = report.get("steps") or {}
     if steps.get("count", 0) > 1:
         times = steps.get("time_s")
@@ -120,9 +120,9 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         share = f", {100 * overhead / time_s:.1f} % of the time above" if time_s else ""
         facts.append(("overhead", f"{seconds(overhead)} of recording{share}, calibrated and subtracted"))
     if report.get("interrupted"):
-        facts.append(("ended", "interrupted; what follows is what ran until then"))
+        facts.append(("ended", "interrupted; the report covers what ran until then"))
     elif report.get("exit_code"):
-        facts.append(("ended", f"with exit code {report['exit_code']}; what follows is what ran until then"))
+        facts.append(("ended", f"with exit code {report['exit_code']}; the report covers what ran until then"))
     canvas.facts("genie profile", target, facts)
 
 
@@ -201,7 +201,8 @@ def _mostly(report: dict[str, Any]) -> str:
 
 def _host(host: dict[str, Any]) -> str:
     """The program's own Python, which is in none of an estimate's times."""
-    text = f"{seconds(host['here_s'])} of the program's own Python between ops, measured here and in no other figure"
+    here = seconds(host["here_s"])
+    text = f"{here} of the program's own Python between ops, measured here; no other figure includes it"
     if host.get("lines"):
         most = host["lines"][0]
         text += f" (most at {os.path.basename(most['file'])}:{most['line']}, {seconds(most['self_s'])})"

@@ -41,7 +41,7 @@ def lines(report: dict[str, Any], canvas: Canvas, rows: list[dict[str, Any]], so
     if len(rows) > top:
         canvas.paragraph(f"{counted(len(rows) - top, 'more line')}: --top {len(rows)}", "dim")
     if inclusive:
-        canvas.paragraph("total: with all that ran while the line did; of the program's own files. --sort total", "dim")
+        canvas.paragraph("total: the line with all that it called; only the program's own files. --sort total", "dim")
     if counted_hits:
         measured = "" if report.get("mode") == "estimate" else "; counting slows Python down, so these times are longer"
         canvas.paragraph(f"hits: how often the main thread reached the line{measured}", "dim")
@@ -68,7 +68,7 @@ def scopes(report: dict[str, Any], canvas: Canvas, top: int) -> None:
     total = (report.get("totals") or {}).get("time_s") or 0.0
     if not rows:
         return
-    canvas.heading("Scopes", "named by record_function; one may be within another")
+    canvas.heading("Scopes", "named by record_function; they may nest")
     canvas.sheet_head("scope", _SCOPES)
     for row in rows[:top]:
         calls, whole = row.get("calls") or 0, row.get("total_s") or 0.0

@@ -24,7 +24,7 @@ def fit(facts: dict[str, Any], sized: bool) -> str:
     over = f"{bytes_text(peak - capacity)} too much" if peak > capacity else "too scattered"
     return (
         f"peak {bytes_text(peak)} of {bytes_text(capacity)}: does not fit, {over}; "
-        f"at least {count(facts.get('devices') or 0)} such devices"
+        f"needs at least {count(facts.get('devices') or 0)} such devices"
     )
 
 
@@ -70,9 +70,9 @@ def _card(facts: dict[str, Any], canvas: Canvas) -> None:
     beside = {"context": facts.get("context_bytes"), **(facts.get("beside") or {})}
     rows = [
         ("allocated: tensors", "peak_allocated_bytes", {"cuBLAS": facts.get("workspace_bytes")}),
-        ("reserved: torch's segments" + (f", given back {counted(emptied, 'time')}" if emptied else ""),
+        ("reserved: torch's segments" + (f", cache emptied {counted(emptied, 'time')}" if emptied else ""),
          "peak_reserved_bytes", {}),
-        ("device: all that", "peak_device_bytes", beside),
+        ("device: everything", "peak_device_bytes", beside),
     ]  # fmt: skip
     canvas.sheet_head("on the card", columns)
     for name, key, more in rows:

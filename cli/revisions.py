@@ -28,10 +28,10 @@ def both(base: str, words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any
     UsageError where there is no such revision, or where one of the runs failed.
     """
     _check(words)
-    top = _git("rev-parse", "--show-toplevel", fails="--base needs a git repository, and this folder is in none")
+    top = _git("rev-parse", "--show-toplevel", fails="--base needs a git repository; this folder is in none")
     commit = "" if base.startswith("-") else _git("rev-parse", "--verify", "--quiet", f"{base}^{{commit}}", fails="")
     if not commit:
-        raise UsageError(f"--base {base}: there is no such revision in this clone; git fetch may bring it")
+        raise UsageError(f"--base {base}: this clone has no such revision; git fetch may bring it")
     name = f"{base} ({commit[:10]})" if not commit.startswith(base) else commit[:10]
     with _ended_cleanly(), _checked_out(top, commit) as tree:
         folder = os.path.join(tree, os.path.relpath(os.path.realpath(os.getcwd()), os.path.realpath(top)))

@@ -19,7 +19,7 @@ __all__ = ["command"]
 _EPILOG = """\b
 Examples:
   genie run train.py --lr 0.1              options after the script are its own
-  genie run --executor pipe -m pkg.train   a module, in a child process
+  genie run --executor pipe -m pkg.train   a module, computed by a child process
   genie run --map cuda train.py            cuda means remote_accelerator
   genie run --device remote_accelerator:1 train.py
   genie run --executor pipe --workers 3 --map cuda train.py   too large for one
@@ -30,27 +30,25 @@ Examples:
 @click.option(
     "--device",
     metavar="DEVICE",
-    help="The default device: remote_accelerator[:i]. With --map and without this, it stays the CPU.",
+    help="Default device, remote_accelerator[:i]. With --map alone, it stays the CPU.",
 )
 @click.option(
-    "--map", "mapped", type=click.Choice(["cuda"]), help="What the program says of CUDA means remote_accelerator."
+    "--map", "mapped", type=click.Choice(["cuda"]), help="Where the program says CUDA, use remote_accelerator."
 )
 @click.option(
     "--executor",
     type=click.Choice(["local", "loopback", "pipe", "ray"]),
-    help="What computes: instead of GENIE_EXECUTOR.",
+    help="What computes; overrides GENIE_EXECUTOR.",
 )
-@click.option("--address", metavar="ADDRESS", help="Of the Ray cluster: instead of GENIE_ADDRESS.")
+@click.option("--address", metavar="ADDRESS", help="Address of the Ray cluster; overrides GENIE_ADDRESS.")
 @click.option(
     "--workers",
     type=click.IntRange(1, 128),
     metavar="N",
-    help="With --executor ray or pipe: remote_accelerator:0 to N-1. What is too large for 0 is divided among all.",
+    help="With --executor ray or pipe: remote_accelerator:0 to N-1. A model too large for 0 is divided among all.",
 )
-@click.option("--plan", is_flag=True, help="Show how the program's model is divided among the workers, and end there.")
-@click.option(
-    "-m", "as_module", is_flag=True, help="PROGRAM is a module: run as python -m PROGRAM, what follows is its own."
-)
+@click.option("--plan", is_flag=True, help="Show how the program's model is divided among the workers, and stop.")
+@click.option("-m", "as_module", is_flag=True, help="PROGRAM is a module, as in python -m PROGRAM.")
 @click.argument("argument", metavar="PROGRAM")
 @click.argument("script_args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 def command(
@@ -71,7 +69,7 @@ def command(
     index = None if device is None and mapped else _index(device or "remote_accelerator")
     program = Program.parse(argument, script_args, as_module=as_module)
     if program.is_model:
-        raise UsageError(f"{argument} is a model, which does not run by itself: give a script, or a module (-m)")
+        raise UsageError(f"{argument} is a model, which nothing calls: give a script, or a module (-m)")
     stack = ExitStack()
     atexit.register(stack.close)  # after what the program registers, which runs as the program does
     try:
@@ -120,9 +118,7 @@ def _plan_the_rest() -> None:
         with suppress(SystemExit):
             values.flush("plan")
     if not placing.told():
-        click.echo(
-            "genie run: the program has run no module on remote_accelerator:0: there is nothing to plan", err=True
-        )
+        click.echo("genie run: nothing to plan: the program ran no module on remote_accelerator:0", err=True)
 
 
 def _say_where_it_ran() -> None:
@@ -131,8 +127,8 @@ def _say_where_it_ran() -> None:
 
     if parameters.plain and not parameters.ours:
         click.echo(
-            "genie run: none of the program's parameters was ever on remote_accelerator: it computed with them here, "
-            "where it said so itself (a device of its own choice); --map cuda is for programs that ask for CUDA",
+            "genie run: none of the program's parameters was ever on remote_accelerator: the program chooses another "
+            "device itself; --map cuda is for programs that ask for CUDA",
             err=True,
         )
 

@@ -10,15 +10,15 @@ __all__ = ["command"]
 
 _EPILOG = """\b
 Examples:
-  genie worker start                          this machine, for programs on this machine
-  genie worker start --host 10.0.0.5          for others, which reach it at that address
-  genie worker start --join 10.0.0.5:6379     one more machine of the same cluster
+  genie worker start                          for programs on this machine
+  genie worker start --host 10.0.0.5          for other machines, which reach it there
+  genie worker start --join 10.0.0.5:6379     one more machine for the same cluster
   genie worker list --address 10.0.0.5:6379   what there is
 """
 _LOOK = 0.5  # seconds
 
 
-@click.group(name="worker", epilog=_EPILOG, short_help="Let this machine compute for programs elsewhere.")
+@click.group(name="worker", epilog=_EPILOG, short_help="Let programs on other machines compute on this one.")
 def command() -> None:
     """Start a machine of a Ray cluster, on which genie run --executor ray computes, or list what there is.
 
@@ -27,22 +27,24 @@ def command() -> None:
 
 
 @command.command()
-@click.option("--host", metavar="IP", help="This machine's address, by which others reach it.")
-@click.option("--port", type=click.IntRange(1024, 65535), default=6379, show_default=True, help="Of a new cluster.")
-@click.option("--join", metavar="HOST:PORT", help="A cluster that runs, with its token in RAY_AUTH_TOKEN.")
-@click.option("--cpus", type=click.IntRange(0), metavar="N", help="How many CPUs programs may use; else all.")
-@click.option("--gpus", type=click.IntRange(0), metavar="N", help="How many GPUs; else all.")
+@click.option("--host", metavar="IP", help="This machine's address, at which others reach it.")
+@click.option(
+    "--port", type=click.IntRange(1024, 65535), default=6379, show_default=True, help="Port of a new cluster."
+)
+@click.option("--join", metavar="HOST:PORT", help="Join a running cluster; its token must be in RAY_AUTH_TOKEN.")
+@click.option("--cpus", type=click.IntRange(0), metavar="N", help="CPUs that programs may use (default: all).")
+@click.option("--gpus", type=click.IntRange(0), metavar="N", help="GPUs that programs may use (default: all).")
 @click.option(
     "--files",
     multiple=True,
     metavar="FOLDER",
     type=click.Path(exists=True, file_okay=False, resolve_path=True),
-    help="Where weights may be read that programs see, too; several times for several.",
+    help="A folder of weights that workers may read themselves, under the path that programs use. May be repeated.",
 )
 def start(
     host: str | None, port: int, join: str | None, cpus: int | None, gpus: int | None, files: tuple[str, ...]
 ) -> int:
-    """Start one here, and keep it until Ctrl-C or SIGTERM. Without --host, only programs of this machine reach it."""
+    """Start a worker here; it runs until Ctrl-C or SIGTERM. Without --host, only this machine's programs reach it."""
     import signal
     import time
 
@@ -50,7 +52,7 @@ def start(
 
     signal.signal(signal.SIGTERM, _terminate)
     with nodes.started(host or nodes.default_host(join), port, join, cpus, gpus, files) as node:
-        click.echo(f"genie worker: ready, of the cluster at {node.address}; Ctrl-C ends it")
+        click.echo(f"genie worker: ready, in the cluster at {node.address}; Ctrl-C stops it")
         if join is None:
             click.echo(f"to use it:        export RAY_AUTH_TOKEN={node.token}")
             click.echo(f"                  genie run --executor ray --address {node.address} train.py")
@@ -67,7 +69,7 @@ def _terminate(number: int, _frame: object) -> None:
 
 
 @command.command(name="list")
-@click.option("--address", metavar="ADDRESS", help="Of the cluster; else GENIE_ADDRESS, or the one on this machine.")
+@click.option("--address", metavar="ADDRESS", help="The cluster (default: GENIE_ADDRESS, or the one on this machine).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_(address: str | None, as_json: bool) -> None:
     """List a cluster's machines: address, CPUs, GPUs, memory."""

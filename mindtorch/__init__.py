@@ -12,7 +12,7 @@ from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
 if "t" in getattr(sys, "abiflags", ""):  # its extension modules have other names: else it would be one not found
-    raise ImportError("[mindtorch] expected a Python with its global lock, got the free-threaded build of it")
+    raise ImportError("[mindtorch] expected a Python with the global interpreter lock, got a free-threaded build")
 
 
 def _find_compiled() -> None:

@@ -143,7 +143,7 @@ def test_L13_what_can_be_made_again() -> None:
 def test_L13_what_can_be_kept() -> None:
     assert analyzed(torch.ones(4).to(LAZY) + torch.rand(4, device=LAZY))[1].cacheable
     _, said = analyzed(torch.ones(4).to(LAZY) + torch.empty(4, device=LAZY))
-    assert not said.cacheable and said.not_cacheable == "aten::empty gives uninitialized memory"
+    assert not said.cacheable and said.not_cacheable == "aten::empty returns uninitialized memory"
 
 
 # ---- hints on tensors ------------------------------------------------------------------------------------------------

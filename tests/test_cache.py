@@ -253,7 +253,7 @@ def test_L14_reasons_are_told_where_nothing_is_kept() -> None:
             torch.empty(3, device=LAZY)[1:].zero_().cpu()
             assert cache.nbytes == 0
     reasons = mindtorch.stats()["not_cacheable"]
-    assert reasons.get("aten::empty gives uninitialized memory") == 5
+    assert reasons.get("aten::empty returns uninitialized memory") == 5
     assert counts() == (0, 0)
 
 
@@ -268,7 +268,8 @@ def test_L14_uninitialized_memory_that_is_filled_at_once_is_none() -> None:
 def test_L14_memory_that_fills_itself_stays_undefined() -> None:
     followed = content_names.Undefined()
     assert followed.call("aten::empty", (), ("a",)) == "" != followed.among(("a",))
-    assert followed.call("aten::copy_", ("a", "a"), ()) == followed.among() == "aten::empty gives uninitialized memory"
+    left = "aten::empty returns uninitialized memory"
+    assert followed.call("aten::copy_", ("a", "a"), ()) == followed.among() == left
     assert (
         followed.call("aten::copy_", ("a", "b"), ())
         == followed.among()

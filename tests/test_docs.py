@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import mindtorch
+
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = (ROOT / "docs" / "SPEC.md").read_text()
 PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
@@ -62,6 +64,19 @@ def test_layout_what_a_page_names_is_there(page: str) -> None:
     missing = [path for path in paths if not any(ROOT.glob(path))]
     missing += [link for pair in links for link in pair if not (ROOT / page).parent.joinpath(link).resolve().exists()]
     assert missing == []
+
+
+def test_layout_the_reference_has_every_public_name() -> None:
+    named = re.findall(r"^::: mindtorch\.([\w.]+)$", (ROOT / "docs" / "API.md").read_text(), re.MULTILINE)
+    assert sorted([*named, "profile"]) == sorted([*mindtorch.__all__, "profiling.Profile"])
+    assert all((getattr(mindtorch, name).__doc__ or "").strip() for name in mindtorch.__all__)
+
+
+def test_layout_the_site_has_every_page_and_no_other() -> None:
+    site = (ROOT / "mkdocs.yml").read_text()
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")}
+    shown = re.findall(r"^ +- .*: (\S+\.md)$", site, re.MULTILINE)
+    assert sorted(shown) == sorted(pages)
 
 
 def test_layout_the_glossarys_words_are_used() -> None:

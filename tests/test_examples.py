@@ -1,9 +1,12 @@
-"""The examples are plain torch programs: they run without mindtorch, and are what they say."""
+"""The examples are plain torch programs: they run without mindtorch, and the tutorial says what they print."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +14,64 @@ from pathlib import Path
 import pytest
 import torch
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
 SMALL = ["--layers", "2", "--width", "48", "--vocab", "101", "--seq", "8", "--decode", "3"]
+TUTORIAL = (ROOT / "docs" / "TUTORIAL.md").read_text(encoding="utf-8")
+#: The tutorial's commands, and the lines that it says they print.
+PRINTS = re.findall(r"^```text\n\$ ([^\n]+)\n(.*?)^```$", TUTORIAL, re.MULTILINE | re.DOTALL)
+SAME = re.findall(r"^genie run .+$", TUTORIAL.partition("<!-- same: ")[2], re.MULTILINE)
+
+
+def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A line of the tutorial in a folder with the examples. One thread: several tests share the machine."""
+    program, *words = shlex.split(command)
+    start = [sys.executable, "-m", "mindtorch"] if program == "genie" else [sys.executable]
+    if not (folder / "examples").exists():
+        (folder / "examples").symlink_to(EXAMPLES)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
+    return subprocess.run(
+        [*start, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=600, check=False
+    )
+
+
+def pattern(line: str) -> str:
+    """A line of the tutorial as a regular expression: "…" is anything, and so is how wide a space is."""
+    return r"\s*" + ".*".join(r"\s+".join(map(re.escape, part.split(" "))) for part in line.strip().split("…"))
+
+
+@pytest.mark.parametrize(("command", "lines"), PRINTS, ids=[command for command, _ in PRINTS])
+def test_C1_the_tutorials_commands_print_what_it_says(command: str, lines: str, tmp_path: Path) -> None:
+    done = run(command, tmp_path)
+    assert done.returncode == int("does not have the memory" in lines), done.stderr
+    printed = iter((done.stderr + done.stdout).splitlines())
+    for line in lines.splitlines():
+        assert any(re.match(pattern(line), each) for each in printed), f"{line}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("command", SAME)
+def test_C1_examples_print_the_same_on_a_worker(command: str, tmp_path: Path) -> None:
+    script = shlex.split(command)[-1]
+    here, there = run(f"python {script}", tmp_path), run(command, tmp_path)
+    assert here.returncode == there.returncode == 0, here.stderr + there.stderr
+    assert here.stdout.count("\n") >= 2 and there.stdout == here.stdout
+    assert "none of the program's parameters was ever on" not in there.stderr
+
+
+def test_C1_the_tutorial_runs_every_example() -> None:
+    named = set(re.findall(r"examples/\w+\.py", " ".join([command for command, _ in PRINTS] + SAME)))
+    assert len(PRINTS) >= 8 and len(SAME) == 4
+    assert {f"examples/{path.name}" for path in EXAMPLES.glob("*.py")} - named == {
+        "examples/gpt2.py", "examples/encode.py",  # the README's, and the one with real weights
+    }  # fmt: skip
+
+
+def test_C1_llama_example_trains_on_two_ranks(tmp_path: Path) -> None:
+    """What the estimate runs is a program that torchrun runs."""
+    small = "--layers 2 --width 128 --vocab 256 --seq 32"
+    done = run(f"python -m torch.distributed.run --nproc-per-node 2 examples/llama70b.py {small}", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["Llama: 0.0 B parameters on 2 ranks", "trained one step"]
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)

@@ -248,7 +248,7 @@ def test_L9_a_queue_tells_the_class_unless_it_is_the_programs() -> None:
         thread.start()
         thread.join()
         load, given = pickle.loads(pickle.dumps(found[0]))
-        with pytest.raises(MaterializationError, match="handed over by a queue") as e:
+        with pytest.raises(MaterializationError, match="queue could not pass on") as e:
             load(*given)
         return e.value
 

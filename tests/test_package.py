@@ -120,6 +120,14 @@ def test_layout_metadata(built: tuple[Path, Path]) -> None:
     required = set(re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.MULTILINE))
     assert required == {"torch", "numpy", "click", "rich"}, "only these, without an extra"
     assert re.search(r"^Requires-Python: >=3\.10$", metadata, re.MULTILINE)
+    urls = dict(re.findall(r"^Project-URL: (\w+), (\S+)$", metadata, re.MULTILINE))
+    assert {"Source", "Documentation", "Issues", "Changelog"} <= set(urls)
+    page = metadata.partition("\n\n")[2]
+    links = re.findall(r"\]\(([^)]+)\)|src=\"([^\"]+)\"", page)
+    assert len(links) > 15 and page.startswith("# mindtorch")
+    assert [link for pair in links for link in pair if link and not link.startswith(urls["Source"] + "/")] == []
+    named = {link.partition("/main/")[2] for pair in links for link in pair if link}
+    assert [path for path in named if not (ROOT / path).is_file()] == []
 
 
 def test_layout_one_place_says_the_version(built: tuple[Path, Path]) -> None:

@@ -218,7 +218,7 @@ def test_L13_a_pass_that_fails_is_left_out() -> None:
     with using(Broken(), IN_PLACE):
         before = passes.counts()[0].get(IN_PLACE, 0)
         program()
-        with pytest.warns(UserWarning, match="broken is not used any more: ValueError: of no use"):
+        with pytest.warns(UserWarning, match="broken is no longer used: ValueError: of no use"):
             program()
         program()
         assert passes.counts()[0][IN_PLACE] >= before + 2 and "broken" not in passes.counts()[0]

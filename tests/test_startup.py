@@ -62,3 +62,37 @@ def test_C1_a_profile_searches_for_no_garbage_once_the_program_has_ended(tmp_pat
     command = [sys.executable, "-m", "mindtorch.cli.main", "profile", "empty.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.splitlines()[-1] == "0 True"
+
+
+def test_C1_a_profile_of_nothing_loads_no_tables_and_no_patterns(tmp_path: Path) -> None:
+    """A program that runs no op has no report: what makes and shows one is loaded by the others alone."""
+    (tmp_path / "empty.py").write_text(
+        "import atexit, sys\natexit.register(lambda: print(*sorted(sys.modules), file=sys.stderr))\n"
+    )
+    command = [sys.executable, "-m", "mindtorch", "profile", "empty.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
+    assert done.stderr.startswith("genie: empty.py ran no torch op\n") and done.stdout == ""
+    loaded = done.stderr.splitlines()[-1].split()
+    ours = (
+        "cli.report",
+        "cli.render",
+        "graph.patterns",
+        "profile.report.build",
+        "profile.cost.targets",
+        "profile.cost.about",
+    )
+    parts = ("rich", "statistics", *(f"mindtorch.{name}" for name in ours))
+    assert [name for name in loaded if name.startswith(parts)] == []
+    assert len([name for name in loaded if name.split(".")[0] == "mindtorch"]) <= 240
+
+
+def test_C1_a_profile_of_nothing_has_a_report_where_one_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "empty.py").write_text("import subprocess, sys\nsubprocess.run([sys.executable, '-c', ''])\n")
+    command = [sys.executable, "-m", "mindtorch", "profile", "--json", "report.json", "empty.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["totals"]["ops"] == 0 and report["unseen"] == [{"what": "child process", "count": 1}]
+    plain = [word for word in command if word not in ("--json", "report.json")]
+    shown = subprocess.run(plain, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
+    assert "genie does not see what 1 child process ran" in shown.stderr
+    assert set(done.stderr.splitlines()) > set(shown.stderr.splitlines())

@@ -100,10 +100,10 @@ def chosen(
             f"--target {name}"
         )
     if name == "cpu":
-        raise UsageError(f"[target] {target!r}: ranks are of accelerators, as in 8xh100")
+        raise UsageError(f"[target] {target!r}: expected accelerators, as in 8xh100")
     if Rank.of_process() is not None:
         raise UsageError(
-            f"[target] {target!r} is every rank by itself, started without torchrun: "
+            f"[target] {target!r} already estimates every rank, so start it without torchrun: "
             f"genie profile --target {target} --rank N {script}"
         )
     speed = None if gigabits is None else gigabits * 1e9 / 8

@@ -118,7 +118,7 @@ def workers() -> int | None:
     """``GENIE_WORKERS``: how many workers on a Ray cluster, or in child processes. None: one for each GPU, or one."""
     value = os.environ.get("GENIE_WORKERS", "").strip()
     if value and not (value.isdecimal() and int(value)):
-        raise UsageError(f"GENIE_WORKERS: expected how many workers, got {value!r}")
+        raise UsageError(f"GENIE_WORKERS: expected a number of workers, got {value!r}")
     return int(value) if value else None
 
 

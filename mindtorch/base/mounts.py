@@ -266,7 +266,7 @@ class Overlays:
             with tempfile.TemporaryFile(dir=path):
                 pass
         if _as_user and any(_somebody_elses(entry) for entry in os.scandir(here)):
-            raise OSError(f"{here} has files to write to that are somebody else's")
+            raise OSError(f"{here} has writable files of another user")
         self._freeze([disk for disk in disks if disk.path not in covered])
         os.chdir(here)  # into what covers it
 

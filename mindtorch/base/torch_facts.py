@@ -60,7 +60,7 @@ def check() -> None:
             setattr(owner, name, way(fact.way))
             lost[fact.name] = fact.lost
         elif proving and not fact.proves(found):
-            lost[fact.name] = f"it is not what it was; {fact.lost}"
+            lost[fact.name] = f"it has changed; {fact.lost}"
 
 
 def absent_ops() -> set[str]:
@@ -73,7 +73,7 @@ def summary() -> str:
     if not lost:
         return ""
     names = f"{counted(len(lost), 'name')} that mindtorch relies on"
-    return f"torch {torch.__version__} lacks {names}, and slower ways stand in: genie devices lists them"
+    return f"torch {torch.__version__} lacks {names}; slower code stands in for them, which genie devices lists"
 
 
 _MISSING = object()

@@ -122,7 +122,7 @@ def _made(address: str | None, workers: int | None, device: str | None) -> Execu
 
 def _check_gpus(wanted: int, there: int) -> None:
     if wanted > there:
-        raise UsageError(f"[connect] expected {wanted} GPUs for as many workers, the cluster has {there}")
+        raise UsageError(f"[connect] expected {wanted} GPUs, one for each worker; the cluster has {there}")
 
 
 def _together(found: list[RayExecutor]) -> Executor:
@@ -154,7 +154,7 @@ def where(address: str) -> str | None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
     except (OSError, OverflowError) as error:
-        raise UsageError(f"[connect] expected a Ray cluster at {address}, nobody answers there: {error}") from None
+        raise UsageError(f"[connect] expected a Ray cluster at {address}, got no answer: {error}") from None
     if scheme and importlib.util.find_spec("grpc") is None:
         raise UsageError(f"[connect] {address} needs Ray's client, which is not installed: pip install 'ray[client]'")
     return address
@@ -169,5 +169,5 @@ def _started() -> str:
         return HERE
     raise UsageError(
         "[connect] expected a Ray cluster on this machine, found none: start one with genie worker start or "
-        "ray start --head, or say where it is"
+        "ray start --head, or give its address"
     )

@@ -18,7 +18,7 @@ def refused(error: BaseException) -> str:
     if type(error).__name__ == "OutOfMemoryError":  # its text is a page of advice, without the figures
         return "not enough memory on the node for a worker"
     if text.startswith("Failed to connect"):
-        text += " (so it says, too, where RAY_AUTH_TOKEN is not the cluster's)"
+        text += " (a RAY_AUTH_TOKEN that is not the cluster's has the same effect)"
     return text if isinstance(error, (TimeoutError, ConnectionError)) and text else f"{type(error).__name__}: {text}"
 
 
@@ -39,7 +39,7 @@ def ended(error: Exception, process: int, node: str) -> str:
         if "Exit code: " in text and (code := re.search(r"Exit code: (\d+)", text)) is not None:
             return f"{who} ended with exit code {code[1]}"
         return f"{who} has ended: it was killed (SIGKILL, SIGTERM), or crashed"
-    return f"{who} cannot be understood: {kind}: {_last_line(text)}"
+    return f"{who} failed in a way that mindtorch does not know: {kind}: {_last_line(text)}"
 
 
 def _last_line(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The program's side of the process that speaks with Ray for it (SPEC R2, R4): `broker` is the other one."""
+"""The program's side of the process that talks to Ray for it (SPEC R2, R4): `broker` is the other one."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Link:
 
     def how_it_is(self) -> str:
         """In words, once it has ended; empty if it has not."""
-        what = f"the process that speaks with Ray ({self.broker})"
+        what = f"the process that talks to Ray ({self.broker})"
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1)
         code = self._process.poll()

@@ -70,9 +70,11 @@ def started(
     check_ray()
     token = os.environ.get("RAY_AUTH_TOKEN") or (secrets.token_hex(32) if join is None else "")
     if not token:
-        raise UsageError("[worker] expected the cluster's token in RAY_AUTH_TOKEN: its first worker has told it")
+        raise UsageError(
+            "[worker] expected the cluster's token in RAY_AUTH_TOKEN: the first genie worker start printed it"
+        )
     if join is None and private.answers(host, port):
-        raise UsageError(f"[worker] expected a free port, got {host}:{port}, where somebody listens already")
+        raise UsageError(f"[worker] expected a free port, got {host}:{port}, which is in use")
     folder = private.private_folder()
     variables = private.environment(dict(os.environ)) | {"RAY_AUTH_TOKEN": token}
     if files:

@@ -117,7 +117,11 @@ class RayExecutor(StreamExecutor):
         if number not in self._failures:
             with contextlib.suppress(MaterializationError):
                 self._exchange(every=True)
-        return self._failures.get(number) or self._lost or MaterializationError("values of another worker did not come")
+        return (
+            self._failures.get(number)
+            or self._lost
+            or MaterializationError("values from another worker did not arrive")
+        )
 
     def close(self) -> None:
         """End the worker."""
@@ -171,7 +175,7 @@ class _Actor(Child):
         self.link.look()
 
     def _how_it_is(self) -> str:
-        return self.link.how_it_is() or f"the worker (process {self.pid} on node {self.node}) was let go"
+        return self.link.how_it_is() or f"the worker (process {self.pid} on node {self.node}) was released"
 
     def end(self) -> None:
         """Nobody uses the socket's number any more, which may soon be another one's."""

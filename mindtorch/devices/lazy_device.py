@@ -50,7 +50,7 @@ def check_cuda(index: int, kind: str = "cuda") -> int:
     if told is not None and not 0 <= index < told:
         raise torch.AcceleratorError(
             f"{kind.upper()} error: invalid device ordinal\n"
-            f"[estimate] {kind}:{index}: the program is told of {told} device(s)"
+            f"[estimate] {kind}:{index}: the program sees {told} device(s)"
         )
     return index
 

@@ -81,7 +81,7 @@ def _checked_index(index: Any, spec: str) -> int | None:
         raise RuntimeError(f"Device index must not be negative, got {value} for {spec!r}. {_EXPECTED}")
     if value > MAX_INDEX:
         raise RuntimeError(
-            f"Device index {value} does not fit, the largest is {MAX_INDEX}, in device {spec!r}. {_EXPECTED}"
+            f"Device index {value} is too large, the largest is {MAX_INDEX}, in device {spec!r}. {_EXPECTED}"
         )
     return value
 

@@ -133,7 +133,7 @@ def get_analyzer() -> Analyzer:
     if _analyzer is None:
         make = graph_package.make_analyzer
         if make is None:
-            raise LazyTensorError("no analyzer is installed: import mindtorch, not its parts")
+            raise LazyTensorError("no analyzer is installed: import mindtorch itself, not one of its modules")
         _analyzer = _own = make()
     return _analyzer
 

@@ -39,7 +39,7 @@ def math_type(code: int) -> int | None:
     if not _told:
         _told = True
         warnings.warn(
-            f"{acl.soc_name()} has no matrix products of float32: they are computed from float16. "
+            f"{acl.soc_name()} has no float32 matrix products: they are computed from float16. "
             "torch.npu.set_option({'ACL_PRECISION_MODE': 'must_keep_origin_dtype'}) computes them on the CPU instead",
             RuntimeWarning,
             stacklevel=2,

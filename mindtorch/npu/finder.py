@@ -76,7 +76,7 @@ class _Finder:
             return None
         if name not in NAMES:
             if name.startswith(("torch_npu.", "torch.npu.")) and _is_ours():  # files of ours are not found as theirs
-                raise ModuleNotFoundError(f"No module named {name!r}: mindtorch has none of this name", name=name)
+                raise ModuleNotFoundError(f"No module named {name!r}: mindtorch does not have it", name=name)
             return None
         if name != "torch_npu" and not _is_ours():
             return None

@@ -9,14 +9,14 @@ from ..base.errors import UnsupportedOperationError
 
 __all__ = ["REFUSED", "getter", "refusing"]
 
-_GRAPHS = "graphs of the runtime (aclmdlRI) are not driven: calls are run as they come"
-_DUMP = "CANN's dump of operators is not driven: read tensors with .cpu()"
-_POOLS = "there is one caching allocator for each device, of its own"
-_LIMITS = "limits of cores (aclrtSetDeviceResLimit) are not driven"
-_RECOVERY = "repair of device memory and restart after faults are not driven: start the process anew"
+_GRAPHS = "graphs of the runtime (aclmdlRI) are not supported: calls run as they come"
+_DUMP = "CANN's dump of operators is not supported: read tensors with .cpu()"
+_POOLS = "each device has one caching allocator, its own"
+_LIMITS = "limits of cores (aclrtSetDeviceResLimit) are not supported"
+_RECOVERY = "repair of device memory and restart after faults are not supported: restart the process"
 _STORAGE = "typed storages are torch's own, on the CPU: use tensors"
 _HOST = "pinned memory is not counted"
-_OBFUSCATION = "CANN's obfuscation service is not driven"
+_OBFUSCATION = "CANN's obfuscation service is not supported"
 
 #: name → what is missing
 REFUSED: dict[str, str] = {
@@ -49,21 +49,21 @@ REFUSED: dict[str, str] = {
         _HOST,
     ),
     **dict.fromkeys(("obfuscation_calculate", "obfuscation_finalize", "obfuscation_initialize"), _OBFUSCATION),
-    **dict.fromkeys(("ExternalEvent", "ExternalStream", "SyncLaunchStream"), "streams and events are made here alone"),
+    **dict.fromkeys(("ExternalEvent", "ExternalStream", "SyncLaunchStream"), "only mindtorch makes streams and events"),
     **dict.fromkeys(
         ("clear_npu_overflow_flag", "get_npu_overflow_flag"),
-        "the chip's overflow flag is not read: torch.isfinite tells what a tensor holds",
+        "the chip's overflow flag is not read: torch.isfinite checks a tensor",
     ),
     **dict.fromkeys(
         ("disable_deterministic_with_backward", "enable_deterministic_with_backward", "set_deterministic_level"),
-        "levels are not driven: torch.use_deterministic_algorithms is told to CANN's operators, forward and backward",
+        "levels are not supported: CANN's operators follow torch.use_deterministic_algorithms, forward and backward",
     ),
     "current_blas_handle": "CANN has no such handle",
     "memory_snapshot": "the allocator keeps no history",
-    "npurt": "the runtime is called by mindtorch alone",
+    "npurt": "only mindtorch calls the runtime",
     "reset_accumulated_memory_stats": "totals since the start are not reset",
-    "set_op_timeout_ms": "timeouts of operators (aclrtSetOpExecuteTimeOut) are not driven",
-    "utilization": "it is told by the driver's management library, which is not driven: use npu-smi",
+    "set_op_timeout_ms": "timeouts of operators (aclrtSetOpExecuteTimeOut) are not supported",
+    "utilization": "it needs the driver's management library, which mindtorch does not use: use npu-smi",
 }  # fmt: skip
 
 

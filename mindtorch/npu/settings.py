@@ -98,7 +98,7 @@ def set_sync_debug_mode(debug_mode: int | str) -> None:
     """Only 0 (``"default"``): nothing here can tell which calls wait."""
     if debug_mode not in (0, "default"):
         raise UnsupportedOperationError(
-            f"[torch.npu.set_sync_debug_mode] expected 0 ('default'), got {debug_mode!r}: waiting calls are not told"
+            f"[torch.npu.set_sync_debug_mode] expected 0 ('default'), got {debug_mode!r}: waits are not reported"
         )
 
 

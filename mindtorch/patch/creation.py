@@ -110,7 +110,7 @@ def _refused_by_torch(func: Callable[..., Any], args: tuple, kwargs: dict[str, A
     except TypeError as error:
         words = str(error)
     except Exception as error:  # noqa: BLE001 - not of the arguments' types: what was raised before stands
-        log.debug("%s: of its arguments torch says %r", func.__name__, error)
+        log.debug("%s: torch rejects its arguments: %r", func.__name__, error)
         return
     else:
         return

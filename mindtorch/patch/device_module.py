@@ -172,7 +172,7 @@ class DeviceModule(types.ModuleType):
     def set_sync_debug_mode(self, debug_mode: Any) -> None:
         if debug_mode not in (0, "default"):
             raise UnsupportedOperationError(
-                "[set_sync_debug_mode] expected 0: mindtorch.stats()['triggers'] tells what waits for values"
+                "[set_sync_debug_mode] expected 0: mindtorch.stats()['triggers'] shows what waits for values"
             )
 
     def is_current_stream_capturing(self) -> bool:
@@ -308,7 +308,7 @@ DeviceModule.Event = Event  # type: ignore[attr-defined]
 
 def _refused() -> dict[str, str]:
     memory = "expected recordings that run on CUDA, got the CPU, where torch counts no memory: see genie profile"
-    graphs = "CUDA graphs are not for a device that records by itself"
+    graphs = "this device records by itself and has no CUDA graphs"
     allocator = "memory is the executor's: torch's allocators on the CPU or CUDA hand it out"
     driver = "there is no driver of this device's own to ask"
     found = dict.fromkeys(

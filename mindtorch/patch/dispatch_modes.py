@@ -60,7 +60,7 @@ def _make(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if torch._C._dispatch_tls_is_dispatch_key_excluded("Python"):
         # torch.tensor copies its data from C++ into what we return, which has no memory.
         raise LazyTensorError(
-            "[tensor] expected torch.tensor as mindtorch provides it, got the one that was taken from torch before "
+            "[tensor] expected mindtorch's torch.tensor, got the one imported from torch before "
             "`import mindtorch`, which cannot make lazy tensors: import mindtorch first, or use .to(device)"
         )
     kwargs = {name: value for name, value in kwargs.items() if value is not None and name != "pin_memory"}

@@ -84,7 +84,10 @@ def claim() -> bool:
     owner = torch._C._get_privateuse1_backend_name()
     _refused = True
     if owner != "privateuseone":
-        log.debug("torch's foreign-device slot belongs to %r: strings and mindtorch.device name ours", owner)
+        log.debug(
+            "torch's foreign-device slot belongs to %r: strings and mindtorch.device still name mindtorch's device",
+            owner,
+        )
     elif mode == "auto" and cuda_present():
         log.debug("CUDA present: the name is not registered (GENIE_REGISTER_DEVICE=always to do it)")
     elif mode != "never":

@@ -90,12 +90,12 @@ CAUSED = [
 
 @pytest.mark.parametrize(("program", "own"), [*((p, True) for p in ITS_OWN), *((p, False) for p in CAUSED)])
 def test_C10_an_error_of_the_programs_own_is_not_the_accelerators(here: Path, program: str, own: bool) -> None:
-    """ "NVIDIA L4 24 GB does not take this", it said: "ModuleNotFoundError: No module named 'mingpt'"."""
+    """ "NVIDIA L4 24 GB rejects this", it said: "ModuleNotFoundError: No module named 'mingpt'"."""
     (here / "bad.py").write_text(f"import torch\n{program}\n")
     result = genie("--target", "l4", "bad.py")
     assert result.exit_code == 1, result.output
-    assert ("L4 24 GB is not the reason: the program itself fails" in result.output) == own, result.output
-    assert ("does not take this" in result.output) != own, result.output
+    assert ("L4 24 GB is not the cause: the program itself fails" in result.output) == own, result.output
+    assert ("rejects this" in result.output) != own, result.output
 
 
 @pytest.mark.parametrize("program", OURS)
@@ -103,7 +103,7 @@ def test_C10_what_only_an_estimate_fails_at_is_no_refusal(here: Path, program: s
     (here / "odd.py").write_text(f"import torch\n{program}\n")
     result = genie("--target", "l4", "odd.py")
     assert result.exit_code == 2 and "an estimate cannot tell" in result.output
-    assert "does not take this" not in result.output
+    assert "rejects this" not in result.output
     assert ("please report it" in result.output) == ("meta tensor has no data" not in result.output)
 
 
@@ -119,7 +119,7 @@ def test_C10_what_torch_itself_refuses_is_refused(here: Path, program: str) -> N
     (here / "letters.bin").write_bytes(b"abcd")
     (here / "bad.py").write_text(f"import torch\n{program}\n")
     result = genie("--target", "l4", "bad.py")
-    assert result.exit_code == 1 and "does not take this" in result.output and "report" not in result.output
+    assert result.exit_code == 1 and "rejects this" in result.output and "report" not in result.output
 
 
 def _unpacks(name: str, args: tuple) -> None:
@@ -167,7 +167,7 @@ def test_C10_words_of_an_assertion_inside_torch_are_no_accelerators() -> None:
 
 
 def test_C10_that_a_tensor_has_no_data_is_no_accelerators_word() -> None:
-    """C++ that reads its tensors asks nobody: "does not take this" was said of a program that draws Sobol points."""
+    """C++ that reads its tensors asks nobody: "rejects this" was said of a program that draws Sobol points."""
     state = torch.zeros(2, 30, dtype=torch.int64, device="meta")
     assert captured(lambda: torch._sobol_engine_initialize_state_(state, 2)).ours
 

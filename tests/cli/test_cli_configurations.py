@@ -118,6 +118,6 @@ def test_C4_a_program_that_puts_nothing_on_the_accelerator_is_told_so(program: s
         arguments = ["profile", "--target", "h100", "--json", f"out{told}.json", "program.py"]
         assert CliRunner().invoke(cli, arguments, prog_name="genie").exit_code == 0
         notes = json.loads(Path(f"out{told}.json").read_text())["warnings"]
-        assert any("the program keeps nothing on the accelerator" in note for note in notes) == told, notes
+        assert any("the program puts nothing on the accelerator" in note for note in notes) == told, notes
         said = CliRunner().invoke(cli, ["check", "--target", "h100", "program.py"], prog_name="genie")
-        assert ("the program keeps nothing on the accelerator" in said.output) == told, said.output
+        assert ("the program puts nothing on the accelerator" in said.output) == told, said.output

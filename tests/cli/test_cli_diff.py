@@ -167,7 +167,7 @@ def test_C5_compressed_reports(reports: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["before.json"], "expected two reports, BEFORE and AFTER, got 1 of them"),
+        (["before.json"], "expected two reports, BEFORE and AFTER, got 1"),
         (["before.json", "nothing.json"], "cannot read nothing.json: No such file or directory"),
         (["before.json", "before/net.py"], "before/net.py: expected a file that genie profile --json made, got someth"),
         (["before.json", "diff.json"], "diff.json: expected a file that genie profile --json made, got something else"),
@@ -224,8 +224,8 @@ def test_C5_nothing_changed_since_a_revision(repository: Path) -> None:
 @pytest.mark.parametrize(
     ("base", "words", "says"),
     [
-        ("nowhere", ["profile", "train.py"], "--base nowhere: there is no such revision in this clone"),
-        ("--all", ["profile", "train.py"], "--base --all: there is no such revision in this clone"),
+        ("nowhere", ["profile", "train.py"], "--base nowhere: this clone has no such revision"),
+        ("--all", ["profile", "train.py"], "--base --all: this clone has no such revision"),
         ("main", ["train.py"], "--base expects the command to compare, as in -- profile train.py, got train.py"),
         ("main", [], "--base expects the command to compare, as in -- profile train.py, got nothing"),
         ("main", ["profile", "--json", "x.json", "train.py"], "--json would be written twice"),
@@ -250,7 +250,7 @@ def test_C5_no_repository_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     done = genie("diff", "--base", "main", "--", "profile", "train.py")
-    assert done.exit_code == 2 and "--base needs a git repository, and this folder is in none" in done.stderr
+    assert done.exit_code == 2 and "--base needs a git repository; this folder is in none" in done.stderr
 
 
 def test_C5_a_folder_that_is_new_is_refused(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,7 +134,7 @@ def test_C4_the_405_billion_parameter_model(here: Path) -> None:
         (["--target", "missing.toml", "plain.py"], "cannot read missing.toml"),
         (["--target", "bad.toml", "plain.py"], "expected a number for memory_bytes"),
         (["--target", "l4", "--trace", "x", "plain.py"], "--trace shows measured times"),
-        (["--target", "l4", "--predict", "l4", "plain.py"], "--target predicts already"),
+        (["--target", "l4", "--predict", "l4", "plain.py"], "--target already predicts"),
         (["--assume", "1", "plain.py"], "add --device meta or --target"),
         (["--device", "cuda", "plain.py"], "'cuda' is not 'meta'"),
         (["--target", "l4", "--seq", "8", "plain.py"], "--seq"),

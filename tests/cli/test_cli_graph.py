@@ -169,14 +169,14 @@ def test_C6_script_prints_before_the_graph(here):
     ("args", "word"),
     [(["nowhere.py"], "does not exist"), (["net.py:nope"], "Net"), (["--dot", ".", "use.py"], "directory"),
      (["net.py:Net", "--input", "x"], "[NAME=]SHAPE"), (["--depth", "-1", "use.py"], "x>=0"),
-     (["--steps", "0", "use.py"], "x>=1"), (["--module", "h..0", "use.py"], "no path of a module"),
-     (["--module", "", "use.py"], "no path of a module"), (["--device", "cuda", "use.py"], "meta"),
+     (["--steps", "0", "use.py"], "x>=1"), (["--module", "h..0", "use.py"], "not a module path"),
+     (["--module", "", "use.py"], "not a module path"), (["--device", "cuda", "use.py"], "meta"),
      (["--beside", "use.py", "use.py"], "--beside is for --svg and --html"),
      (["--svg", "x.svg", "--beside", "nowhere.py", "use.py"], "nowhere.py"),
      (["--svg", "x.svg", "--beside", "'", "use.py"], "No closing quotation"),
      (["--svg", "x.svg", "--beside", "--json g.json use.py", "use.py"], "got another option"),
      (["--format", "csv", "use.py"], "networkx-json"),
-     (["--focus", "h", "use.py"], "--focus is for --svg and --html"), (["--focus", "", "use.py"], "no path"),
+     (["--focus", "h", "use.py"], "--focus is for --svg and --html"), (["--focus", "", "use.py"], "not a module path"),
      (["--focus", "layr", "--svg", "x.svg", "net.py:Net", "--input", "3x4"], "'layr'; nearest: Net.layer"),
      (["--module", "nope", "net.py:Net", "--input", "3x4"], "no module matches 'nope'; there are Net, Net.layer")],
 )  # fmt: skip
@@ -232,7 +232,7 @@ def test_C6_steps_end_the_graph_not_the_program(here, device):
     graph = json.loads(genie("--steps", "2", "--json", "-", *device, "loop.py").stdout)
     assert graph["left_out"] == {"after_steps": 2}
     assert sum("cli" in node.get("source", [""])[0] for node in graph["nodes"]) == 0, "nothing of the command's own"
-    assert "less than 9 iterations" in genie("--steps", "9", *device, "loop.py").stderr
+    assert "fewer than 9 iterations" in genie("--steps", "9", *device, "loop.py").stderr
 
 
 def test_C6_steps_of_a_model_are_calls(here):
@@ -258,7 +258,7 @@ def test_C6_compiled_functions_are_named_as_left_out(here):
     (here / "fast.py").write_text(NET + "\ntorch.compile(Net(), backend='eager')(torch.ones(3, 4))\n")
     result = genie("fast.py")
     torch._dynamo.reset()
-    assert result.exit_code == 0 and "leaves out what is in 1 compiled function" in result.stderr
+    assert result.exit_code == 0 and "leaves out the ops of 1 compiled function" in result.stderr
 
 
 def test_C3_raw_threads_are_in_the_graph(here):
@@ -295,7 +295,7 @@ def test_L13_why_takes_part_of_a_graph_beside_a_file(here):
     ("options", "words"),
     [
         (["--why", "atention"], "got 'atention'; did you mean 'attention'?"),
-        (["--why", "attention", "--json", "-"], "--why prints to stdout; give the graph a file"),
+        (["--why", "attention", "--json", "-"], "--why prints to stdout, so the graph needs a file name"),
     ],
 )
 def test_L13_why_refuses_before_the_program_runs(here, options, words):

@@ -41,15 +41,15 @@ def test_L13_a_line_for_each_pass_says_what_it_did(script: str) -> None:
     assert code == 0 and len({*lines[:6]}) == 1  # what the program prints
     assert re.match(r"\d+ recorded calls ran, in \d+ segments; ", lines[6])
     found = {line[:23].strip(): line[23:] for line in lines[7:]}
-    assert re.fullmatch(r"[1-9]\d* calls, [\d.]+ KiB not taken", found["in place"])
-    assert re.fullmatch(r"[1-9]\d* calls?, [\d.]+ KiB not taken \(off by default\)", found["common subexpressions"])
+    assert re.fullmatch(r"[1-9]\d* calls, [\d.]+ KiB not allocated", found["in place"])
+    assert re.fullmatch(r"[1-9]\d* calls?, [\d.]+ KiB not allocated \(off by default\)", found["common subexpressions"])
     assert "direct calls" in found
     assert [each.name for each in passes.set_passes(before)] == [each.name for each in before]  # as it was
 
 
 def test_L13_passes_are_shown_of_scripts_alone(script: str) -> None:
     code, out, err = graph("--passes", "--init", script)
-    assert code == 2 and not out and "--passes shows no graph: it goes with no other option" in err
+    assert code == 2 and not out and "--passes shows no graph and cannot be combined with other options" in err
     code, out, err = graph("--passes", f"{script}:NAME")
     assert code == 2 and not out and "--passes is for scripts and modules" in err
 

@@ -301,7 +301,7 @@ def test_C8_option_behind_the_script_gets_a_hint(here):
     (here / "strict.py").write_text("import argparse; argparse.ArgumentParser().parse_args()")
     result = genie("strict.py", "--json", "x.json")
     assert result.exit_code == 2
-    assert "options for genie go before it" in result.stderr
+    assert "put genie's options before it" in result.stderr
 
 
 def test_C8_an_option_that_the_script_has_too_gets_no_hint(here):

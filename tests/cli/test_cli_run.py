@@ -110,7 +110,7 @@ def test_C9_wrong_requests_are_one_line(runs):
     assert "nonsense" in refused("--executor", "nonsense", name)
     if hardware.has_module("ray"):
         told = refused("--executor", "ray", "--address", "127.0.0.1:9", name)
-        assert "expected a Ray cluster at 127.0.0.1:9, nobody answers there" in told
+        assert "expected a Ray cluster at 127.0.0.1:9, got no answer" in told
     assert "No such option" in refused("--nope", name)
 
 

@@ -40,7 +40,7 @@ def test_R5_a_program_for_one_device_runs_on_several_workers_with_the_same_outpu
     )
     assert plain.code == 0, plain.err
     assert (under.code, under.out) == (0, plain.out), under.err
-    assert "remote_accelerator:0 is 3 of 3 workers; one run then costs" in under.err
+    assert "remote_accelerator:0 uses 3 of 3 workers; cost of one run:" in under.err
     assert planned.code == 0 and planned.out.startswith("genie run: remote_accelerator:0 is 3 of 3 workers"), (
         planned.err
     )
@@ -73,7 +73,7 @@ def test_R5_a_plan_says_who_has_what_and_what_is_lacking() -> None:
     best = Plan("cut", workers, 3 << 20, 2, 0.0125, [5 << 20, 6 << 20], [8 << 20, 4 << 20])
     other = Plan("all on one", dict.fromkeys(workers, 0), 0, 0, 0.0, [20 << 20, 0], [8 << 20, 4 << 20])
     assert lines([best, other]) == [
-        "remote_accelerator:0 is 2 of 2 workers, which lack 2.00 MiB for it; one run then costs",
+        "remote_accelerator:0 uses 2 of 2 workers, 2.00 MiB too little; cost of one run:",
         "  plan           workers      moves  messages   seconds   most memory of each worker",
         "  cut                  2   3.00 MiB         2   12.5 ms   5.00 MiB, 6.00 MiB   lacks 2.00 MiB",
         "  all on one           1        0 B         0       0 s   20.0 MiB, 0 B   lacks 12.0 MiB",

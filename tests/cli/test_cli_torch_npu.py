@@ -175,5 +175,8 @@ def test_C1_without_an_npu_the_program_finds_none(tmp_path: Path, genie: Forked)
     done = genie(tmp_path, code, "profile", GENIE_ACL_LIBRARY="/nowhere/libascendcl.so")
     assert done.returncode == 0 and "No module named 'torch_npu'" in done.stdout
     done = genie(tmp_path, "import torch, torch_npu\n", "profile", GENIE_ACL_LIBRARY="/nowhere/libascendcl.so")
-    hint = "genie: there is no torch_npu, and mindtorch's was not used: GENIE_ACL_LIBRARY names /nowhere/libascendcl.so"
+    hint = (
+        "genie: torch_npu is not installed, and mindtorch's replacement was not used: "
+        "GENIE_ACL_LIBRARY names /nowhere/libascendcl.so"
+    )
     assert done.returncode == 1 and hint in done.stderr and "genie profile --target 910b" in done.stderr

@@ -76,7 +76,7 @@ def test_R2_importing_mindtorch_does_not_import_ray(after_torch: InPython) -> No
         ({"workers": 0}, "workers: expected a number from 1 to 128, got 0"),
         ({"address": "nowhere"}, "address: expected local, auto, .* got 'nowhere'"),
         ({"address": "http://a:1"}, "address: expected local, auto, .* got 'http://a:1'"),
-        ({"address": "127.0.0.1:99999"}, "expected a Ray cluster at 127.0.0.1:99999, nobody answers"),
+        ({"address": "127.0.0.1:99999"}, "expected a Ray cluster at 127.0.0.1:99999, got no answer"),
     ],
 )
 def test_R2_what_is_no_cluster_is_refused(given: dict[str, object], expected: str) -> None:
@@ -86,7 +86,7 @@ def test_R2_what_is_no_cluster_is_refused(given: dict[str, object], expected: st
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_R2_gpus_that_are_not_there_are_asked_for_in_vain() -> None:
-    with pytest.raises(mindtorch.UsageError, match="expected 3 GPUs for as many workers, the cluster has 0"):
+    with pytest.raises(mindtorch.UsageError, match="expected 3 GPUs, one for each worker; the cluster has 0"):
         mindtorch.connect("local", workers=3, device="cuda")
 
 
@@ -102,9 +102,7 @@ def test_R4_a_cluster_that_is_gone_is_told_at_once(
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
         began = time.monotonic()
         for each in (address, "auto"):
-            with pytest.raises(
-                mindtorch.UsageError, match=f"expected a Ray cluster at {address}, nobody answers there"
-            ):
+            with pytest.raises(mindtorch.UsageError, match=f"expected a Ray cluster at {address}, got no answer"):
                 mindtorch.connect(each)
         assert time.monotonic() - began < 30
 
@@ -206,7 +204,7 @@ def test_R2_one_that_runs_is_joined_and_left_as_it_was(
         monkeypatch.setenv(name, variables[name.encode()].decode())
     before = mindtorch.get_executor()
     x = torch.arange(4.0, device=LAZY) * 2
-    with pytest.raises(mindtorch.UsageError, match="expected 1 GPUs for as many workers, the cluster has 0"):
+    with pytest.raises(mindtorch.UsageError, match="expected 1 GPUs, one for each worker; the cluster has 0"):
         mindtorch.connect(address_of(link), device="cuda")  # which leaves nothing connected
     executor = mindtorch.connect(address_of(link), workers=2, device="cpu")
     try:
@@ -324,7 +322,7 @@ def test_R4_a_cluster_that_falls_apart_is_told_of(after_torch: InPython, no_fold
     """
     done = after_torch(code)
     broker, first, second, after, other, third, here = done.stdout.splitlines()
-    assert third.startswith(f"session lost: the process that speaks with Ray ({other}) was ended by SIGKILL: it had"), (
+    assert third.startswith(f"session lost: the process that talks to Ray ({other}) was ended by SIGKILL: it had"), (
         third
     )
     assert here == "[2.0, 2.0]" and all_gone([int(other), *members(int(other))])

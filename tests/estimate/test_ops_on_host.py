@@ -43,7 +43,7 @@ def test_C4_ops_on_the_cpu_take_nothing_of_the_accelerators_time() -> None:
 def test_C4_a_program_that_keeps_to_the_cpu_is_told_what_it_would_take_on_the_accelerator() -> None:
     report = estimate(True, False)
     assert device_s(report) > 0 and report["totals"]["host_flops"] == 0
-    assert any("the program keeps nothing on the accelerator" in note for note in report["warnings"])
+    assert any("the program puts nothing on the accelerator" in note for note in report["warnings"])
 
 
 def test_C4_small_known_tensors_on_the_cpu_are_the_hosts_too() -> None:

@@ -302,7 +302,7 @@ def test_C8_numbers_are_marked_once_and_only_where_there_are_any(at: Path, genie
     # As a library that keeps what is printed.
     wraps = "import sys\nbefore = sys.stdout.write\nsys.stdout.write = lambda text: before(text)\n"
     (at / "wraps.py").write_text(wraps + (at / "prints.py").read_text() + "del sys.stdout.write\n")
-    mark = "genie: numbers below were not computed\n"
+    mark = "genie: numbers below are assumed, not computed\n"
     write = vars(sys.stdout).get("write")
     done = CliRunner().invoke(cli, ["check", "--target", "h100", "prints.py"], prog_name="genie")
     assert done.output.startswith(f"start 1\n{mark}loss 0.0\nloss 0.0\nprints.py: ")

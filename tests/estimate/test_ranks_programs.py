@@ -108,7 +108,7 @@ def test_C4_every_rank_of_a_pipeline(here: Path, estimate: Estimate) -> None:
         (["--target", "0xh100", "ddp.py"], "got 0"),
         (["--target", "8x", "ddp.py"], "expected <number>x<accelerator>"),
         (["--target", "8xh1000", "ddp.py"], "h1000"),
-        (["--target", "8xcpu", "ddp.py"], "ranks are of accelerators"),
+        (["--target", "8xcpu", "ddp.py"], "expected accelerators"),
         (["--target", "h100", "--rank", "1", "ddp.py"], "--target 8xh100"),
         (["--rank", "1", "ddp.py"], "--target 8xh100"),
         (["--target", "h100", "--interconnect", "100", "ddp.py"], "--interconnect is for several"),

@@ -93,7 +93,7 @@ def test_C10_an_accelerator_without_links_is_said_to_have_others() -> None:
         )  # fmt: skip
         report_cluster.communication({"cluster": facts, "totals": {"time_s": 2.0}}, canvas)
         text = " ".join(canvas.text().split())
-        assert ("450 GB/s each way between accelerators is assumed, as of h100" in text) == told
+        assert ("450 GB/s each way between accelerators is assumed, as for h100" in text) == told
         assert ("within a machine: 32 GB/s each way between accelerators" in text) != told and (
             "assumed" in text
         ) == told

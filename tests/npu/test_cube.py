@@ -75,7 +75,7 @@ def test_N5_products_of_float32_run_on_chips_without_them_and_it_is_said_once(in
         GENIE_TEST_NPU_CHIP=chip,
     ).splitlines()
     warned = (
-        f"{chip} has no matrix products of float32: they are computed from float16. torch.npu.set_option("
+        f"{chip} has no float32 matrix products: they are computed from float16. torch.npu.set_option("
         "{'ACL_PRECISION_MODE': 'must_keep_origin_dtype'}) computes them on the CPU instead"
     )
     assert said == ["True []", warned]

@@ -133,4 +133,4 @@ def test_L13_a_convolution_that_computes_something_else_has_no_name(monkeypatch:
         "mindtorch.graph.patterns.convolution._FORWARD", (None, lambda *args, **how: torch.zeros(2, 4, 7, 7))
     )
     (found,) = find_patterns(graph)
-    assert found.refused == "it is no convolution"
+    assert found.refused == "it is not a convolution"

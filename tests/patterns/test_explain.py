@@ -39,7 +39,7 @@ def test_L13_what_was_found_says_how_it_is_known_and_where() -> None:
 def test_L13_what_was_refused_says_why() -> None:
     head, form, _ = said("sin")
     assert head == "feed-forward: 1 candidate"
-    assert form == "  1 × not named so: what is between its projections is no activation that is known"
+    assert form == "  1 × not called that: it has no known activation between its projections"
 
 
 @pytest.mark.parametrize(("n", "more"), [(3, []), (4, ["      and 1 more"])])

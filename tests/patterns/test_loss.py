@@ -117,7 +117,7 @@ def test_L13_means_of_what_is_no_difference_from_what_was_wanted_are_no_loss(nam
 
 def test_L13_a_mean_of_another_power_is_no_loss() -> None:
     (found,) = losses(lambda: ((A.tanh() - B) ** 4).mean())
-    assert found.refused == "it is no mean of squared or absolute differences"
+    assert found.refused == "it is not a mean of squared or absolute differences"
 
 
 #: As the functions of torch.nn.functional are recorded whole where no gradient is needed.

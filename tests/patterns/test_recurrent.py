@@ -221,7 +221,7 @@ def test_L13_a_gpus_calls_are_named_by_what_they_are_and_not_called_proven(form:
     with capture() as graph, torch.no_grad():
         program()
     (found,) = find_patterns(graph)
-    said = {"kind": kind, "hidden": H, "form": "fused", "not_run": "torch computes it on a GPU alone"}
+    said = {"kind": kind, "hidden": H, "form": "fused", "not_run": "torch computes it only on a GPU"}
     assert (found.pattern, found.verified, found.attributes) == ("recurrent cell", False, said)
 
 
@@ -283,20 +283,20 @@ def multiplied(net: Net, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tenso
     return torch.tanh(net.x1(x) * net.h1(h)), c
 
 
-NO_SUM = "a gate is no sum of products with weights: it adds "
+NO_SUM = "a gate is not a sum of products with weights: it adds "
 ARE_NONE: dict[str, tuple[Step, str]] = {
     "coupled gates": (
         near_lstm(lambda i, f, g, c: f * c + (1 - f) * g),
-        "its gates are coupled: what comes in is 1 less what stays, or the other way round",
+        "its gates are coupled: the input gate is 1 minus the forget gate, or the other way round",
     ),
-    "one gate for both": (near_lstm(lambda i, f, g, c: f * c + f * g), "one gate says what comes in and what stays"),
+    "one gate for both": (near_lstm(lambda i, f, g, c: f * c + f * g), "one gate is both input and forget gate"),
     "no output gate": (near_lstm(out=lambda o, c: c.tanh()), "it has no output gate"),
-    "a softmax gate": (near_lstm(squash=lambda o: o.softmax(-1)), "its output gate is no sigmoid"),
-    "a hard gate": (near_lstm(squash=F.hardsigmoid), "its output gate is no sigmoid"),
-    "an output gate that is turned": (near_lstm(out=lambda o, c: (1 - o) * c.tanh()), "its output gate is no sigmoid"),
+    "a softmax gate": (near_lstm(squash=lambda o: o.softmax(-1)), "its output gate is not a sigmoid"),
+    "a hard gate": (near_lstm(squash=F.hardsigmoid), "its output gate is not a sigmoid"),
+    "an output gate turned over": (near_lstm(out=lambda o, c: (1 - o) * c.tanh()), "its output gate is not a sigmoid"),
     "a sigmoid of what comes in": (
         near_lstm(lambda i, f, g, c: f * c + i * f),
-        "what is added to its cell state is no tanh",
+        "what is added to its cell state is not a tanh",
     ),
     "less what comes in": (near_lstm(lambda i, f, g, c: f * c - i * g), "it is not o · tanh(f · c + i · g)"),
     "twice what comes in": (
@@ -313,7 +313,7 @@ ARE_NONE: dict[str, tuple[Step, str]] = {
         lambda net, x, h, c: lstm(lambda *_: two(net, x, h).reshape(4, B, H).transpose(0, 1).reshape(B, 4 * H))(
             net, x, h, c
         ),
-        "a gate is not what it should be of W x + U h + b",
+        "a gate is not the expected function of W x + U h + b",
     ),
     "gates of what comes in": (gates_of_what_comes_in_alone, "a gate reads one tensor: no hidden state, or no input"),
     "lstm, state not carried": (always(lstm(two), True, True), "its hidden state is not carried to another step"),
@@ -324,7 +324,7 @@ ARE_NONE: dict[str, tuple[Step, str]] = {
     "lstm, cell state not carried": (always(lstm(two), False, True), "its cell state is not carried to another step"),
     "gru, residual in place of a mix": (
         gru(lambda z, n, h: h + n),
-        "its new state is no mix, by a gate, of the one before and what is new",
+        "its new state is not a gated mix of the old one and a candidate",
     ),
     "gru, a residual of the gated": (gru(lambda z, n, h: h + z * n), "it is not (1 - z) · n + z · h"),
     "gru, a mix that adds up to more": (gru(lambda z, n, h: (2 - z) * n + z * h), "it is not (1 - z) · n + z · h"),
@@ -354,4 +354,4 @@ def test_L13_what_is_only_near_a_recurrent_cell_has_no_name_and_why_says_so(form
     assert [each for each in found if not each.refused] == []
     assert why in {each.refused for each in found} or (not why and not found)
     text = explain(graph, "recurrent cell")
-    assert f"not named so: {why}" in text if why else text == "recurrent cell: nothing looks like it\n"
+    assert f"not called that: {why}" in text if why else text == "recurrent cell: nothing looks like it\n"

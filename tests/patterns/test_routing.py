@@ -126,7 +126,7 @@ def test_L13_what_chooses_otherwise_is_no_routing(choose: Choose) -> None:
 
 def test_L13_what_chooses_tokens_for_each_expert_is_no_routing() -> None:
     found = routed(lambda x: x.softmax(-1).topk(5, dim=0), (5, 8), together=True)
-    assert [each.refused for each in found] == ["it chooses along another axis than that of the experts"]
+    assert [each.refused for each in found] == ["it does not choose along the axis of the experts"]
 
 
 def found_in(model: nn.Module, program: Callable[[Tensor], object]) -> list[str]:
@@ -140,7 +140,7 @@ def test_L13_what_a_sampler_keeps_is_no_routing() -> None:
         least = logits.topk(3).values[..., -1:]
         return F.softmax(logits.masked_fill(logits < least, -torch.inf), -1)
 
-    assert found_in(nn.Linear(8, 5), sampled) == ["what it chose weighs nothing that other weights compute"]
+    assert found_in(nn.Linear(8, 5), sampled) == ["its choice weighs nothing that other weights compute"]
 
 
 def test_L13_the_best_of_what_no_projection_gives_are_no_routing() -> None:
@@ -192,4 +192,4 @@ def test_L13_routings_by_groups_are_found_and_proven(of_group: Callable[[Tensor]
 @pytest.mark.parametrize("wrong", ["the worst groups", "the other groups", "weighs what it chose by"])
 def test_L13_what_chooses_otherwise_among_groups_is_no_routing(wrong: str) -> None:
     (found,) = in_groups(Grouped(lambda x: x.max(-1).values, wrong))
-    assert found.refused == "it does not choose the experts with the highest scores, of the best groups"
+    assert found.refused == "it does not choose the experts with the highest scores in the best groups"

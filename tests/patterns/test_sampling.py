@@ -106,10 +106,10 @@ def another_token(logits: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("choose", "why"),
     [
-        (lambda x: drawn(-x), "it draws by another temperature in each row"),
-        (lambda x: torch.multinomial(F.softmax(x, 0), 1), "what it draws by is no softmax of logits"),
-        (lambda x: drawn(x * x), "what it draws by is no softmax of logits"),
-        (the_worst, "it keeps others than the likeliest"),
+        (lambda x: drawn(-x), "it uses another temperature in each row"),
+        (lambda x: torch.multinomial(F.softmax(x, 0), 1), "it does not draw by a softmax of logits"),
+        (lambda x: drawn(x * x), "it does not draw by a softmax of logits"),
+        (the_worst, "it keeps other tokens than the likeliest"),
         (another_token, "what it draws is another token"),
     ],
     ids=["the unlikely", "over rows", "squares", "the worst", "another token"],

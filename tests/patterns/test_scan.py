@@ -57,7 +57,7 @@ def test_L13_scans_written_as_a_loop_are_found_and_proven(read: str) -> None:
     ("model", "why"),
     [
         (Selective(torch.sigmoid), ["its state does not decay by an exponential"]),
-        (Selective(read="mean"), ["it is no state-space scan"]),
+        (Selective(read="mean"), ["it is not a state-space scan"]),
         (Selective(read="none"), ["not every state is read by a product"]),
         (Selective(order=-1), []),
     ],

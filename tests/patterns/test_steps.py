@@ -151,7 +151,7 @@ def squared(parameters: Parameters) -> None:
 @pytest.mark.parametrize("step", [signs, anew, squared])
 def test_L13_other_functions_of_gradients_are_no_known_step(step: Do) -> None:
     found = instances("optimizer update", step)
-    assert all(each.refused == "its step is none of SGD's, Adam's, Adagrad's or RMSprop's" for each in found)
+    assert all(each.refused == "its step is not that of SGD, Adam, Adagrad or RMSprop" for each in found)
 
 
 @torch.no_grad()
@@ -216,8 +216,8 @@ def one_sided(parameters: Parameters) -> None:
 @pytest.mark.parametrize(
     ("clip", "why"),
     [
-        (normalized, "small gradients do not stay as they are"),
-        (one_sided, "gradients are not cut at the same number on both sides"),
+        (normalized, "small gradients are changed, too"),
+        (one_sided, "gradients are not clipped at the same value on both sides"),
     ],
 )
 def test_L13_what_only_looks_like_clipping_is_refused(clip: Do, why: str) -> None:

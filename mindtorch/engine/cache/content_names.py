@@ -151,7 +151,7 @@ class Undefined:
         if name in _FILLS and inputs.count(inputs[0]) == 1:
             self._left.pop(inputs[0], None)
         elif gives_undefined(name):
-            self._left.update(dict.fromkeys(outputs, f"{name} gives uninitialized memory"))
+            self._left.update(dict.fromkeys(outputs, f"{name} returns uninitialized memory"))
         return next((self._left[key] for key in inputs if key in self._left), "") or why_not(name)
 
     def among(self, keys: Iterable[Any] | None = None) -> str:
@@ -180,7 +180,7 @@ def _structure(encoded: Encoded) -> Structure | str:
                     return "it seeds the generator"
                 known[call] = _Call(hashlib.sha256(dumps(tuple(found))).digest(), len(found.predicted), found.random)
             except WireError:
-                return f"{name} is a call of the program's own, or of other libraries"
+                return f"{name} is a function of the program, or of another library"
         inputs = encoded.inputs(k)
         reason = undefined.call(name, inputs, range(2 * outputs + 1, 2 * (outputs + known[call].outputs) + 1, 2))
         if reason:
@@ -209,7 +209,7 @@ def why_not(name: str) -> str:
     packet = getattr(torch.ops.aten, rest, None)
     overloads = packet.overloads() if isinstance(packet, torch._ops.OpOverloadPacket) else ()
     if any(torch.Tag.nondeterministic_bitwise in getattr(packet, each).tags for each in overloads):
-        return f"{name} may give other bits each time"
+        return f"{name} may give different bits each time"
     return ""
 
 

@@ -151,7 +151,7 @@ class Cache:
             return
         memory = {value.untyped_storage()._cdata for value in own}
         if len(memory) < len(own) or not memory.isdisjoint(v.untyped_storage()._cdata for v, _root in encoded.given):
-            _refuse("results share memory that were recorded as apart")
+            _refuse("results share memory, although they were recorded as separate")
             return
         self._name(name, encoded, own)
         given = {place: encoded.given[place][0] for place in _written(encoded)}

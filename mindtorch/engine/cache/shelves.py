@@ -131,7 +131,7 @@ class Folder(Shelf):
             return None
         entry = _parsed(name, data)
         if entry is None:
-            self._tell(f"{path} is not as it was written: what it held is computed again")
+            self._tell(f"{path} has changed since it was written: its values are computed again")
             self._remove(path)
             return None
         with contextlib.suppress(OSError):  # gone meanwhile, or another's: only its age is not known then

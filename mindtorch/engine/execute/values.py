@@ -114,7 +114,7 @@ def executor() -> Executor:
     global _executor
     if _executor is None:
         if _default_executor is None:
-            raise LazyTensorError("no executor is installed: import mindtorch, not its parts")
+            raise LazyTensorError("no executor is installed: import mindtorch itself, not one of its modules")
         with lock:  # two threads may need the first one at once
             if _executor is None:
                 _executor = _default_executor()
@@ -149,7 +149,7 @@ def materialize(
             _run(_core.rng_segment(generator), reason)
         values = [_core.value(handle) for handle in handles]
         if any(value is None for value in values):
-            raise MaterializationError("a value was asked for that no segment has computed")
+            raise MaterializationError("no segment has computed this value")
         between.lend(values, reason)
     return values
 

@@ -112,7 +112,7 @@ def _attempt(each: Pass, what: Callable[[], None]) -> bool:
         if by_signal_handler(error):
             raise
         _failed[each.name] = error
-        _say(f"{each.name} is not used any more", error)
+        _say(f"{each.name} is no longer used", error)
         return False
     return True
 

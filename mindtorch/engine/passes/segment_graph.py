@@ -157,22 +157,22 @@ class SegmentGraph:
         value = self.values[call.inputs[place]]
         (out,) = call.outputs
         if not call.single or not call.pure or call.view:
-            raise Unproven("it does more than give one new tensor")
+            raise Unproven("it does more than return one new tensor")
         if not self.alone(value.number) or value.kept or value.readers != [call.number]:
             raise Unproven("something else needs what would be overwritten")
         if value.number in self.alike or value.number in self.alike.values():
             raise Unproven("it is shared")
         if not value.meta == call.metas[place] == self.values[out].meta:
-            raise Unproven("the result lies otherwise than what would be overwritten")
+            raise Unproven("the result has another memory layout than what would be overwritten")
 
     def share(self, call: RecordedCall, value: int) -> None:
         """Do not run the call: what it gives is this value, bit for bit; that is the pass's to know."""
         if not call.single or not call.pure:
-            raise Unproven("it does more than give one tensor")
+            raise Unproven("it does more than return one tensor")
         (out,) = (self.values[n] for n in call.outputs)
         source = self.values[value]
         if not 0 <= source.maker < call.number or source.meta != out.meta:
-            raise Unproven("the value comes later, or lies otherwise")
+            raise Unproven("the value comes later, or has another memory layout")
         if out.kept:
             raise Unproven("the program may write to one and see it in the other")
         if call.view:

@@ -225,7 +225,7 @@ def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
         except NotImplementedError as error:
             if index < 0 and not depends:
                 text = str(error).splitlines()[0]
-                raise UnsupportedOperationError(f"[{info.name}] torch cannot infer what it gives: {text}") from error
+                raise UnsupportedOperationError(f"[{info.name}] torch cannot infer its result: {text}") from error
             if index < 0:
                 refuse(info.name)
             if has_no_kernel(error):

@@ -114,7 +114,9 @@ def set_sources(target: torch.Tensor, args: tuple, kwargs: dict) -> tuple | None
 def _share_memory(args: tuple, kwargs: dict) -> Any:
     if eager.executor().place.type != "meta":
         return NotImplemented
-    raise LazyTensorError("[share_memory_] expected values in this process: another one's cannot be in shared memory")
+    raise LazyTensorError(
+        "[share_memory_] expected values in this process: those of another process cannot be in shared memory"
+    )
 
 
 def _detach(args: tuple, kwargs: dict) -> Any:

@@ -215,16 +215,16 @@ class Session:
         try:
             same = lineage.repeat(send)
         except BaseException as worse:  # the new one has a part of it; a signal handler may be why
-            self._lost = SessionLost(f"session lost: {error}; rebuilding what it had was interrupted")
+            self._lost = SessionLost(f"session lost: {error}; rebuilding its values was interrupted")
             if by_signal_handler(worse) or not isinstance(worse, ConnectionError):
                 raise
             self._lose(str(worse), worse)
         if not same:
-            self._lose(f"{error}; what it had cannot be rebuilt bit for bit", error)
+            self._lose(f"{error}; its values cannot be rebuilt bit for bit", error)
         for message in self._line:
             message.posted = message.sent = False
         self.stats["rebuilt"] = self.stats.get("rebuilt", 0) + 1
-        log.warning("%s; another one has had its %d messages, and is what it was", error, len(lineage))
+        log.warning("%s; a new worker has repeated its %d messages, with the same results", error, len(lineage))
         return True
 
     def _renewed(self) -> Send | None:

@@ -160,5 +160,5 @@ def _overload(name: str) -> Any:
     """An overload that may be called; WireError where the name is not one's."""
     operator, _, overload = name.rpartition(".")
     if ("" if overload == "default" else overload) not in _overloads(operator):
-        raise WireError(f"expected an operator of aten's on tensors, which checks what it is given, got {name[:80]!r}")
+        raise WireError(f"expected an ATen operator on tensors that checks its arguments, got {name[:80]!r}")
     return getattr(getattr(torch.ops.aten, operator.partition("::")[2]), overload)

@@ -133,7 +133,7 @@ class Homes(Executor):
     def _number_of(self, plain: torch.UntypedStorage) -> int:
         mirror = self._mirror_of(plain)
         if mirror is None:
-            raise MaterializationError("what this tensor shared its memory with belongs to another executor")
+            raise MaterializationError("this tensor shared memory with one that belongs to another executor")
         return self._mirrors.numbered(mirror)
 
 
@@ -150,4 +150,4 @@ def _held(mirror: Any) -> torch.Tensor | None:
 
 
 def _resized() -> MaterializationError:
-    return MaterializationError("memory that is shared with tensors elsewhere was resized")
+    return MaterializationError("memory that tensors on another device share was resized")

@@ -46,7 +46,7 @@ class StreamExecutor(RemoteExecutor):
         """In a child of the program's, which must leave the pipe alone."""
         if self._child.pid is not None:
             self._lost = SessionLost(
-                "session lost: a process that was forked does not have the worker of the one that forked it; "
+                "session lost: a forked process cannot use its parent's worker; "
                 "start processes that use the device with the method 'spawn'"
             )
             self._child.leave()

@@ -63,7 +63,7 @@ def _tell(found: list[Plan]) -> None:
     if _listener is not None:
         _listener(found)
     elif found[0].excess:
-        log.warning("the workers lack %d bytes for what the program does", found[0].excess)
+        log.warning("the workers have %d bytes less than the program needs", found[0].excess)
 
 
 @one_thread_at_a_time

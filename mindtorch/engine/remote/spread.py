@@ -66,7 +66,7 @@ class SpreadExecutor(Executor):
         for holder in self._holders:
             if mirror in holder._mirrors:
                 return holder
-        raise MaterializationError("what was asked for belongs to another executor")
+        raise MaterializationError("the value belongs to another executor")
 
     # ---- recorded calls ----------------------------------------------------------------------------------------------
     def submit(self, segment: Any) -> None:

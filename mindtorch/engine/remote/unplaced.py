@@ -72,4 +72,4 @@ class Waiting:
         """It is what the values are."""
         for plain in memory:
             if self._mirror_of(plain) is None:
-                raise MaterializationError("what this tensor shared its memory with belongs to another executor")
+                raise MaterializationError("this tensor shared memory with one that belongs to another executor")

@@ -179,7 +179,7 @@ def _enters(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     except Exception as error:
         if by_signal_handler(error):
             raise  # the caller sees that the program gets it
-        log.warning("a call of %s counts as forward, since it could not be looked at: %r", type(module).__name__, error)
+        log.warning("a call of %s counts as forward, because inspecting it failed: %r", type(module).__name__, error)
         return _FORWARD
     finally:
         _looked(began)
@@ -241,7 +241,7 @@ def _left(module: torch.nn.Module, result: Any) -> None:
     except Exception as error:
         if by_signal_handler(error):
             raise
-        log.warning("what %s wrote could not be looked at: %r", type(module).__name__, error)
+        log.warning("inspecting what %s wrote failed: %r", type(module).__name__, error)
     finally:
         _looked(began)
 

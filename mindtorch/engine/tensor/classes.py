@@ -136,7 +136,7 @@ def _make_class(plain: Any, family: Family | None, slotted: bool) -> type:
         if plain.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
             raise LazyTensorError(
                 f"[as_subclass] expected a class without a __torch_dispatch__ of its own, got {plain.__name__}: it "
-                "would take this tensor's calls from the device; let it hold the tensor (_make_wrapper_subclass)"
+                "would intercept this tensor's calls; wrap the tensor instead (_make_wrapper_subclass)"
             )
         kind = RecordedMeta
         if not issubclass(kind, type(plain)):

@@ -31,7 +31,7 @@ def told_at_the_other_end(reduce: Callable[..., Any]) -> Callable[..., Any]:
             if not _only_printed():
                 raise
             text = str(error) if isinstance(error, MaterializationError) else f"{type(error).__name__}: {error}"
-            return _raise, (f"a tensor could not be handed over by a queue: {text}", _sendable(type(error)))
+            return _raise, (f"a queue could not pass on a tensor: {text}", _sendable(type(error)))
 
     return reduced
 

@@ -103,7 +103,7 @@ def _check_fused(shapes: list[tuple[int, ...]], arguments: dict[str, Any]) -> Ch
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device="cpu").triu(1)
         scores = scores.masked_fill(later, -math.inf)
     if not agree(found, scores.softmax(-1) @ v):
-        raise Refused("another function than softmax(s · q kᵀ + bias) v")
+        raise Refused("it does not compute softmax(s · q kᵀ + bias) v")
     return Check(True, {})
 
 
@@ -132,7 +132,7 @@ def _written_out(flow: Flow, softmax: int, parts: Softmax) -> Found:
     inputs = flow.inputs(node)
     values = sides[1] if inputs[place] == sides[0] else sides[0]
     if flow.is_leaf(values[0]) and not flow.is_op(values[0]):
-        raise Refused("its values are data from outside")
+        raise Refused("its values are not computed but given from outside")
     _, way = flow.behind(inputs[place])
     aside = {n for n, _ in readers if n != node} | (after - {*way})  # of the mean
     nodes = _between(flow, scores, {*parts.nodes, *before, *way, node})
@@ -226,7 +226,7 @@ def _check_written_out(
     q, k = (trial.given(side) if flow[scores].readings[flow.inputs(scores).index(side)] is None else None
             for side in sides)  # fmt: skip
     if q is None or k is None:
-        raise CannotRun("its scores are of views of what was written since")
+        raise CannotRun("its scores are of views of memory that was written since")
     wanted = [softmax, (last, 0)]
     none, _ = trial.run(*wanted, given={sides[0]: torch.zeros_like(q)})
     once, context = trial.run(*wanted)
@@ -236,7 +236,7 @@ def _check_written_out(
     if sink:
         none, once, much = (t[..., :-1] - t[..., -1:] for t in (none, once, much))
     if product.numel() != once.numel():
-        raise Refused("its softmax is of something else than its scores")
+        raise Refused("its softmax is not of its scores")
     product = product.reshape(once.shape)
     open_ = (none > _LOW) & torch.isfinite(none)
     slope = torch.where(open_ & (product.abs() > 0.3), (once - none) / product, math.nan)
@@ -255,7 +255,7 @@ def _check_written_out(
     if not torch.allclose(seen, expected, rtol=2e-3, atol=2e-3 * max(1.0, float(expected[open_].abs().max()))):
         raise Refused("its scores are not s · q kᵀ + bias before the softmax")
     if not bool((scale[open_.any((-2, -1), keepdim=True)] > 0).all()):
-        raise Refused("it turns to what scores least")
+        raise Refused("it prefers the lowest scores")
     rows = open_.any(-1)
     if not bool(rows.any()):
         raise CannotRun("the numbers it was tried with were all masked")
@@ -276,7 +276,7 @@ def _check_written_out(
             said = "learned" if several and heads else _scale(float(scale.max()) * before, q.shape[-1])
             about = {"scale": said} | ({"soft_cap": round(cap, 3)} if cap is not None else {})
             return Check(True, about | ({"sink": True} if sink else {}))
-    raise Refused("what it gives is not the probabilities times the values")
+    raise Refused("its result is not the probabilities times the values")
 
 
 def _only_if_run(check: Callable[[], Check]) -> Check:

@@ -301,14 +301,14 @@ class Parts:
             resets = [gate for gate, _ in terms.resets]
             resets += [p.reset.gate for p in terms.products if p.reset is not None and p.resets(cell.state)]
             if len({gate.source for gate in resets}) != 1:
-                raise Refusal(cell.end, "it has no reset gate" if not resets else "it has more reset gates than one")
+                raise Refusal(cell.end, "it has no reset gate" if not resets else "it has more than one reset gate")
             cell.gates = {"r": resets[0], **cell.gates}
         for name, gate in cell.gates.items():
             terms = cell.sums[name] = self.terms(gate)
             if terms.resets and (cell.kind, name) != ("GRU", "n"):
                 raise Refusal(cell.end, "a gate is multiplied with what another is a function of")
             if terms.others:
-                raise Refusal(cell.end, f"a gate is no sum of products with weights: it adds {self._said(terms)}")
+                raise Refusal(cell.end, f"a gate is not a sum of products with weights: it adds {self._said(terms)}")
             cell.nodes |= gate.nodes | terms.nodes
             for product in terms.every_product():
                 self._read(cell, product)

@@ -31,7 +31,7 @@ def check_cell(flow: Flow, cell: Cell) -> Check:
         state = own.given[cell.state].reshape(-1, own.hidden) if cell.state in own.given else None
         new = None if cell.kind != "LSTM" else own.run(cell.new[0], cell.new)[0].reshape(-1, own.hidden)
     except KeyError:
-        raise CannotRun("it reads a view of what was written since") from None
+        raise CannotRun("it reads a view of memory that was written since") from None
     said: dict[str, Any] = {"kind": cell.kind, "hidden": own.hidden, "form": "one cell per step"}
     if cell.kind == "RNN":
         return Check(True, said | {"activation": cell.gates["h"].kind})
@@ -107,14 +107,14 @@ class _Own:
         gate = self.cell.gates[name]
         (found,) = self.run(max(gate.source[0], gate.root[0]), gate.source)
         if not found.dim() or found.shape[-1] != self.hidden:
-            raise Refused("a gate has no number for each of the state")
+            raise Refused("a gate does not have one value per element of the state")
         found = found.reshape(-1, self.hidden)
         for total in self._totals(self.cell.sums[name]):
             expected = _FUNCTIONS[gate.kind](total)
             if agree(found, expected):
                 self.gates[name] = expected
                 return expected
-        raise Refused("a gate is not what it should be of W x + U h + b")
+        raise Refused("a gate is not the expected function of W x + U h + b")
 
     def _totals(self, terms: Terms) -> Iterator[Tensor]:
         """What the terms add up to: each is as wide as the state, or has that of several gates beside each other."""
@@ -164,7 +164,7 @@ def _picked(summed: list[Tensor], hidden: int) -> Iterator[list[Tensor]]:
 def check_call(flow: Flow, node: int, kind: str) -> Check:
     """oneDNN's layer of an LSTM, on a few steps."""
     if flow.ops[node] != "aten::mkldnn_rnn_layer":
-        raise CannotRun("torch computes it on a GPU alone")
+        raise CannotRun("torch computes it only on a GPU")
     if kind != "LSTM":
         raise CannotRun(f"torch has no {kind} in that call")
     x, w_in, w_state, b_in, b_state, hidden, cell = flow.inputs(node)
@@ -188,5 +188,5 @@ def check_call(flow: Flow, node: int, kind: str) -> Check:
         outputs.append(h)
     expected = torch.stack(outputs[::-1] if reverse else outputs)
     if not all(agree(a.reshape(b.shape), b) for a, b in zip(found, (expected, h, c), strict=True)):
-        raise Refused("it is no LSTM")
+        raise Refused("it is not an LSTM")
     return Check(True, {})

@@ -128,7 +128,7 @@ def _check_norm(flow: Flow, nodes: set[int], pairs: list[tuple[Key, Source]]) ->
     run = _Clipping(flow, nodes, pairs)
     before, after = run(1e-9)
     if not torch.allclose(after, before, rtol=_CLOSE, atol=0):
-        raise Refused("small gradients do not stay as they are")
+        raise Refused("small gradients are changed, too")
     norms: dict[float, list[float]] = {order: [] for order in _NORMS}
     for factor, uneven in ((1e4, 1), (1e7, 1), (1e6, 3)):  # others are the large ones
         before, after = run(factor, uneven)
@@ -150,5 +150,5 @@ def _check_values(flow: Flow, nodes: set[int], pairs: list[tuple[Key, Source]]) 
     for factor in (1e-9, most, 1e9):
         before, after = run(factor)
         if not torch.allclose(after, before.clamp(-most, most), rtol=_CLOSE, atol=0):
-            raise Refused("gradients are not cut at the same number on both sides")
+            raise Refused("gradients are not clipped at the same value on both sides")
     return Check(True, {"by": "value", "most": float(f"{most:.3g}")})

@@ -93,7 +93,7 @@ def _check(flow: Flow, node: int, norm: int | None, activation: int | None) -> C
     (found,) = trial.run((last, 0))
     if activation is None:
         if not agree(found, expected):
-            raise Refused("it is no convolution")
+            raise Refused("it is not a convolution")
         return Check(True, {**attributes, "activation": "none"})
     name = _name(flow[activation])
     if not agree(found, _called(flow[activation], expected)):

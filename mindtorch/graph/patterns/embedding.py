@@ -50,5 +50,5 @@ def _check_embedding(flow: Flow, node: int) -> Check:
     }
     run(flow.graph, {node}, values)
     if not agree(values[node, 0], values[table][values[ids]]):
-        raise Refused("it is no embedding")
+        raise Refused("it is not an embedding")
     return Check(True, {})

@@ -35,7 +35,7 @@ def explain(graph: ComputationGraph, name: str) -> str:
     where: dict[str, list[str]] = {}
     for each in found:
         if each.refused:
-            text = f"not named so: {each.refused}"
+            text = f"not called that: {each.refused}"
         else:
             attributes = ", ".join(f"{key} {value}" for key, value in each.attributes.items())
             proof = "run beside the pattern's own function, and agreed" if each.verified else "found, not run to check"

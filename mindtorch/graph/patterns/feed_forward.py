@@ -113,7 +113,7 @@ def _match(flow: Flow, last: int, hidden: Source) -> Found | None:
     _, ends_ = flow.ahead(last, lambda n: _carries(flow, n) and not _is_join(flow, n, got[0]), 3 * _FAR)
     joins = next((n for n, _ in ends_ if _is_join(flow, n, got[0])), -1)
     if joins < 0:
-        raise Refused("nothing adds what it gives to what it got")
+        raise Refused("nothing adds its result to its input")
     everything = {last, *nodes, *(n for output in outputs for n in output)}
     everything |= {flow.base(n) for n in everything}
     everything |= flow.own([*inner, *flow.behind(hidden)[1]], everything)
@@ -182,7 +182,7 @@ def _check(flow: Flow, nodes: set[int], given: list[Source], hidden: Source) -> 
     if len(agreeing) > 1:  # some are nearly the same, or the same between bounds
         agreeing = {key: far for key, far in _agreeing(trial, given, hidden, _WIDE).items() if key in agreeing}
     if not agreeing:
-        raise Refused("what is between its projections is no activation that is known")
+        raise Refused("it has no known activation between its projections")
     name, gated = min(agreeing, key=agreeing.__getitem__)
     return Check(True, {"activation": name, "gated": gated})
 
@@ -192,7 +192,7 @@ def _agreeing(trial: Trial, given: list[Source], hidden: Source, factor: float) 
     try:
         halves = {source: trial.given(source) * factor for source in given}
     except KeyError:  # a view of it is what the nodes read
-        raise Refused("its projection is read otherwise than it was given") from None
+        raise Refused("its projection is read as a view, not as it was returned") from None
     (found,) = trial.run(hidden, given=halves)
     found = found.reshape(-1)
     agreeing: dict[tuple[str, bool], float] = {}

@@ -154,7 +154,7 @@ def _check_written(flow: Flow, node: int, nodes: set[int], sides: tuple[Source, 
     for kind, terms in _WRITTEN.items():
         if agree(found, _together(terms(x - y), _TOGETHER[flow.ops[node]])):
             return Check(True, {"kind": kind})
-    raise Refused("it is no mean of squared or absolute differences")
+    raise Refused("it is not a mean of squared or absolute differences")
 
 
 def _check_likelihood(flow: Flow, node: int, logarithm: int | None, nodes: set[int]) -> Check:
@@ -166,7 +166,7 @@ def _check_likelihood(flow: Flow, node: int, logarithm: int | None, nodes: set[i
     images = len(flow.shape(flow.inputs(node)[0])) == 4
     axis = 1 if images else -1
     if images and len(shape) not in (3, 4):
-        raise Refused("its classes lie along another axis than where they were made likely")
+        raise Refused("its classes are on another axis than its softmax")
     small, wanted = shape, whole
     if not any(flow.moves(n) for n in nodes):  # else views name sizes
         small = (min(shape[0], _FEW), shape[1], *(min(n, _FEW) for n in shape[2:])) if len(shape) > 1 else shape

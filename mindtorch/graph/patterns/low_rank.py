@@ -87,7 +87,7 @@ def _check(flow: Flow, node: int, parts: Adapted) -> Check:
                 whole = whole + trial.given(flow.inputs(n)[1])
         added = _called(flow, trial, wide, _called(flow, trial, narrow, trial.given(x)))
     except KeyError:
-        raise CannotRun("it is of a view of what was written since") from None
+        raise CannotRun("it reads a view of memory that was written since") from None
     if whole.numel() != found.numel() or added.numel() != found.numel():
         raise Refused("its products do not have one size")
     off, added = found.reshape(-1) - whole.reshape(-1), added.reshape(-1)
@@ -113,7 +113,7 @@ def _called(flow: Flow, trial: Trial, node: int, x: torch.Tensor) -> torch.Tenso
         how = {name: given[name] for name in ("stride", "padding", "dilation", "groups")}
         return _CONVOLVED[_sides(flow, node) - 1](x, weight, bias, **how)
     if weight.dim() != 2:
-        raise Refused("its weight is no matrix")
+        raise Refused("its weight is not a matrix")
     if flow.ops[node] in ("aten::linear", "aten::mkldnn_linear"):
         weight = weight.mT
     found = x.reshape(-1, x.shape[-1]) @ weight

@@ -139,16 +139,16 @@ def _is_weight(flow: Flow, source: Source) -> bool:
 def _check(flow: Flow, parts: _Parts) -> Check:
     shape, rows = flow.shape(parts.x), parts.axes == (-1,)
     tried = [{parts.x: fewer(shape, 1)}, {}] if rows and torch.Size(shape).numel() > 1 << 16 else [{}]
-    why: Exception = Refused("it is no normalization")
+    why: Exception = Refused("it is not a normalization")
     for shapes in tried:
         try:
             return Check(True, {"kind": _kind(Trial(flow, parts.nodes, shapes=shapes), parts)})
         except (Refused, CannotRun) as error:
             why = error
         except KeyError:
-            why = CannotRun("it is of a view of what was written since")
+            why = CannotRun("it reads a view of memory that was written since")
         except RuntimeError:  # torch's, of sizes
-            why = Refused("its weights do not lie as what they scale")
+            why = Refused("its weights are on other axes than what they scale")
     raise why
 
 
@@ -165,7 +165,7 @@ def _kind(trial: Trial, parts: _Parts) -> str:
             expected = expected + trial.given(offset)
         if agree(found, expected):
             return kind
-    raise Refused("it is no normalization")
+    raise Refused("it is not a normalization")
 
 
 def _normalized(x: torch.Tensor, axes: tuple[int, ...]) -> Iterator[tuple[str, torch.Tensor]]:

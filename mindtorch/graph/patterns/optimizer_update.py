@@ -156,7 +156,7 @@ def _check(flow: Flow, updates: list[_Update], nodes: set[int], form: str) -> Ch
             kind = found or _kind(trial, [update], moved)
             before = trial.given(update.weight)
             if kind is None or not _stays(before, both[update.after] - moved[update.after]):
-                raise Refused("its step is none of SGD's, Adam's, Adagrad's or RMSprop's")
+                raise Refused("its step is not that of SGD, Adam, Adagrad or RMSprop")
             kinds.add("AdamW" if kind == "Adam" and _decays(before, kept[update.after]) else kind)
     if "AdamW" in kinds:
         kinds.discard("Adam")  # what it does to weights that do not decay

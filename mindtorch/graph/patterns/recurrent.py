@@ -104,24 +104,26 @@ def _lstm(parts: Parts, last: int) -> Cell | None:
     others = [next((v for v in pair if v is not gate), None) for pair, gate in zip(pairs, gates, strict=True)]
     values = [value for pair in pairs for value in pair]
     if any(v.less for v in values) and any(gates) and any(v.kind == "tanh" for v in values):
-        raise Refusal(new[0], "its gates are coupled: what comes in is 1 less what stays, or the other way round")
+        raise Refusal(
+            new[0], "its gates are coupled: the input gate is 1 minus the forget gate, or the other way round"
+        )
     if None in gates or None in others:
         return None
     places = [n for n, other in enumerate(others) if other is not None and other.kind == "tanh"]
     if len(places) != 1:
         if places or not any(other is not None and other.kind == "sigmoid" for other in others):
             return None
-        raise Refusal(new[0], "what is added to its cell state is no tanh")
+        raise Refusal(new[0], "what is added to its cell state is not a tanh")
     (at,) = places
     i, g, f, state = gates[at], others[at], gates[1 - at], others[1 - at]
     assert i is not None and g is not None and f is not None and state is not None
     if state.source == g.source or state.kind != "":
-        raise Refusal(new[0], "its cell state is not what was before")
+        raise Refusal(new[0], "its cell state is not that of the step before")
     if i.source == f.source:
-        raise Refusal(new[0], "one gate says what comes in and what stays")
+        raise Refusal(new[0], "one gate is both input and forget gate")
     o, end = _output_gate(parts, last)
     if o is None:
-        raise Refusal(new[0], "it has no output gate" if end < 0 else "its output gate is no sigmoid")
+        raise Refusal(new[0], "it has no output gate" if end < 0 else "its output gate is not a sigmoid")
     nodes = {last, end, *passed, *parts.values_nodes(i, f, g, o, state)}
     cell = Cell("LSTM", end, nodes, {"i": i, "f": f, "g": g, "o": o}, state.root, new)
     parts.complete(cell)
@@ -187,7 +189,7 @@ def _gru(parts: Parts, new: int) -> Cell | None:
             parts.complete(cell)
             return cell
     if terms.resets and terms.products and not terms.others:
-        raise Refusal(new, "its new state is no mix, by a gate, of the one before and what is new")
+        raise Refusal(new, "its new state is not a gated mix of the old one and a candidate")
     return None
 
 

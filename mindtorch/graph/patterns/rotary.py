@@ -230,7 +230,7 @@ def _found(flow: Flow, parts: _Parts) -> Found:
     before, _ = flow.back([source[0] for source in parts.angles | parts.tables], lambda n: not flow.is_op(n), _FAR)
     got = {flow.behind(sides[0])[0][0] for n in linears if (sides := flow.sides(n)) is not None}
     if (got | {*passed, *linears}) & {n for n in before if flow.is_op(n)}:
-        check = partial(_refuse, "its angles are computed from what it turns")
+        check = partial(_refuse, "its angles are computed from what it rotates")
     else:
         check = partial(_check, flow, parts)
     nodes, whole = _with_rest(flow, parts)
@@ -258,7 +258,7 @@ def _refuse(why: str) -> Check:
 
 def _check(flow: Flow, parts: _Parts) -> Check:
     """With fewer rows where it has many, unless the calls name their sizes."""
-    why: Exception = Refused("no way of running it")
+    why: Exception = Refused("it cannot be run by itself")
     for each in {_unordered(flow, parts).x: _unordered(flow, parts), parts.x: parts}.values():
         shapes = {source: flow.shape(source) for source in (each.x, *each.tables, *each.angles)}
         few = {source: (*(min(n, 2) for n in shape[:-1]), *shape[-1:]) for source, shape in shapes.items()}
@@ -268,7 +268,7 @@ def _check(flow: Flow, parts: _Parts) -> Check:
             except (Refused, CannotRun) as error:
                 why = error
             except KeyError:
-                why = CannotRun("it is of a view of what was written since")
+                why = CannotRun("it reads a view of memory that was written since")
     raise why
 
 
@@ -276,7 +276,7 @@ def _pairs(trial: Trial, parts: _Parts) -> str:
     """Where the two numbers of a pair stand: ``halves`` of the width, or ``neighbours``."""
     x = trial.given(parts.x)
     wide = x.shape[-1] if x.shape[-1] > 2 else x.shape[-2:].numel()
-    said = "what comes out is not what went in, turned"
+    said = "its result is not its input, rotated"
     for fill in _FILLS:
         tables = {source: trial.given(source) for source in parts.tables | parts.angles}
         tables = {source: fill(table) if table.shape[-1:] == (wide,) else table for source, table in tables.items()}
@@ -306,7 +306,7 @@ def _turn(
 ) -> str:  # fmt: skip
     """Why the numbers that it multiplies by are no turns; empty where they are."""
     if not bool((turn.imag.abs() > 1e-3).any()):
-        return "it turns nothing"
+        return "it rotates nothing"
     if parts.tables:
         return ""  # their numbers are the program's
     none = {source: torch.zeros_like(table) for source, table in tables.items()}
@@ -314,9 +314,9 @@ def _turn(
     start = _complex(still, after, width)
     length = start.real.mean()
     if not agree(_complex_parts(start), _complex_parts(torch.complex(length.expand_as(start.real), 0 * start.imag))):
-        return "at an angle of 0 it changes what went in"
+        return "at an angle of 0 it changes its input"
     if not float(length) > 0 or not agree(turn.abs(), length.expand_as(turn.abs())):
-        return "it changes how long what went in is"
+        return "it changes the length of its input vectors"
     return ""
 
 

@@ -19,7 +19,7 @@ __all__ = ["Routing"]
 _SIGMOID = frozenset({"aten::sigmoid", "aten::sigmoid_"})
 _WEIGHED = frozenset({"aten::mul", "aten::mul_"})
 _FAR = 40  # nodes of a walk
-_NOTHING = "what it chose weighs nothing that other weights compute"
+_NOTHING = "its choice weighs nothing that other weights compute"
 
 
 class _Parts(NamedTuple):
@@ -49,7 +49,7 @@ class Routing(Pattern):
                 continue
             linear = parts.logits[0]
             if arguments(flow[node], "input", "k", "dim")["dim"] not in (None, -1, len(flow.shape((node, 0))) - 1):
-                yield node, "it chooses along another axis than that of the experts"
+                yield node, "it does not choose along the axis of the experts"
                 continue
             if not weighs(flow, parts.last):
                 yield node, _NOTHING

@@ -111,11 +111,11 @@ def _check(flow: Flow, parts: _Parts) -> Check:
         logits = trial.given(parts.logits)
         bias = None if parts.bias is None else trial.given(parts.bias)
     except KeyError:
-        raise Refused("its scores are read otherwise than they were given") from None
+        raise Refused("its scores are read as a view, not as they were returned") from None
     weights, chosen = trial.run((parts.last, 0), (parts.topk, 1))
     rows, k = logits.reshape(-1, logits.shape[-1]), chosen.shape[-1]
     if weights.numel() != chosen.numel() or rows.shape[-1] % parts.groups[0]:
-        raise Refused("it gives other numbers than what each chosen expert counts")
+        raise Refused("its result is not the weight of each chosen expert")
     order = chosen.reshape(-1, k).sort(-1)
     found = weights.reshape(-1, k).gather(-1, order.indices)
     for scores, function in _SCORES.items():
@@ -131,7 +131,7 @@ def _check(flow: Flow, parts: _Parts) -> Check:
                     attributes = {"experts": rows.shape[-1], "chosen": k, "scores": scores, "normalized": normalized}
                     several = parts.groups[0] > 1
                     return Check(True, attributes | ({"groups": "{1} of {0}".format(*parts.groups)} if several else {}))
-    raise Refused("it does not choose the experts with the highest scores, of the best groups")
+    raise Refused("it does not choose the experts with the highest scores in the best groups")
 
 
 def _among(

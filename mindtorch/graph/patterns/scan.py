@@ -153,8 +153,8 @@ def _check(
         state = decay.select(first.axis, first.step + i) * state + added
         weights = trial.given(by.whole).select(by.axis, by.step)
         if weights.shape[-1] != state.shape[-1]:
-            raise Refused("it is read by what has no number for each of the state")
+            raise Refused("it is read by something without one value per element of the state")
         expected = (state * weights.reshape(*weights.shape[:-1], *[1] * (state.dim() - weights.dim()), -1)).sum(-1)
         if not agree(found[i].reshape(-1), expected.reshape(-1)):
-            raise Refused("it is no state-space scan")
+            raise Refused("it is not a state-space scan")
     return Check(True, {"state": int(torch.Size(state.shape[-1:]).numel())})

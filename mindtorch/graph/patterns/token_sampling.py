@@ -183,7 +183,7 @@ def _check(flow: Flow, draw: _Draw, logits: Source, nodes: set[int]) -> Check:
         near = (c for n in numbers if isinstance(n, float) for c in (n, 1 - n) if least <= c <= most)
         p = float(f"{next(near, most):.4g}")
         return Check(True, {**about, "top_k": k, "top_p": p} if k < whole else {**about, "top_p": p})
-    raise Refused("it keeps others than the likeliest k, or those that are together more likely than p")
+    raise Refused("it keeps other tokens than top-k or top-p would")
 
 
 def _bounds(rows: list[_Row], inverse: float, k: int) -> tuple[float, float]:
@@ -204,15 +204,15 @@ def _rows(trial: Trial, likely: Source, logits: Source, spread: float, in_order:
     scores, order = given.reshape(-1, given.shape[-1]).double().sort(-1, descending=True)
     parts = found.reshape(-1, found.shape[-1]).double()
     if len(parts) != len(scores):
-        raise Refused("it draws in another number of rows than there are of logits")
+        raise Refused("it does not draw once for each row of logits")
     if not in_order and parts.shape != scores.shape:
-        raise Refused("it draws among others than the logits")
+        raise Refused("it draws from something else than the logits")
     for row, (score, part) in enumerate(zip(scores, parts, strict=True)):
         shares = part if in_order else part[order[row]]
         shares = torch.nn.functional.pad(shares, (0, len(score) - len(shares)))
         kept = int((shares > 0).sum())
         if not kept or bool((shares[:kept] <= 0).any()):
-            raise Refused("it keeps others than the likeliest")
+            raise Refused("it keeps other tokens than the likeliest")
         yield _Row(score, shares / shares.sum(), kept)
 
 
@@ -226,13 +226,13 @@ def _inverse_temperature(rows: list[_Row]) -> float:
         x, y = row.scores[:few], row.parts[:few].log()
         slope = float((y[0] - y[-1]) / (x[0] - x[-1]))
         if not torch.allclose(y - y[0], slope * (x - x[0]), rtol=_CLOSE, atol=_CLOSE):
-            raise Refused("what it draws by is no softmax of logits")
+            raise Refused("it does not draw by a softmax of logits")
         if float(x[0] - x[-1]) > 0.1:
             found.append(slope)
     if not found:
-        raise Refused("only the likeliest has any chance")
+        raise Refused("it can draw only the likeliest token")
     if min(found) <= 0 or max(found) - min(found) > 0.01 * max(found):
-        raise Refused("it draws by another temperature in each row")
+        raise Refused("it uses another temperature in each row")
     return sorted(found)[len(found) // 2]
 
 

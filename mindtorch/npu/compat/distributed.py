@@ -12,7 +12,7 @@ from ..refused import getter
 
 __all__ = ["install", "is_available", "is_hccl_available"]
 
-_MISSING = "Ascend's library of collective operations (libhccl.so) is not driven by mindtorch"
+_MISSING = "Ascend's library of collective operations (libhccl.so) is not supported by mindtorch"
 _REFUSED = dict.fromkeys(
     ("all_gather_into_tensor_uneven", "reduce_scatter_tensor_uneven", "reinit_process_group"), _MISSING
 )
@@ -29,7 +29,7 @@ is_available = is_hccl_available
 
 def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
     raise UnsupportedOperationError(
-        f"[init_process_group] expected a backend that is here (gloo), got hccl: {_MISSING}; one process on one NPU "
+        f"[init_process_group] expected the backend gloo, got hccl: {_MISSING}; one process on one NPU "
         "needs no process group"
     )
 

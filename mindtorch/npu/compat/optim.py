@@ -15,6 +15,6 @@ NpuFusedRMSprop = torch.optim.RMSprop
 NpuFusedSGD = torch.optim.SGD
 _REFUSED = dict.fromkeys(
     ("NpuFusedAdamP", "NpuFusedBertAdam", "NpuFusedLamb", "NpuFusedOptimizerBase", "NpuFusedRMSpropTF"),
-    "torch has no optimizer that updates alike",
+    "torch has no optimizer with the same update",
 )
 __getattr__ = getter("torch_npu.optim", _REFUSED)

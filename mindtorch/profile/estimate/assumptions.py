@@ -113,7 +113,7 @@ def _note(op: str, size: Any, dtype: torch.dtype, value: Any) -> int:
     if row["calls"] == MANY:
         warnings.warn(
             f"{file}:{line} has read an unknown value {MANY} times, assumed to be {value!r}: every {MANY}th read "
-            "gives the opposite, so that a loop there ends; --assume chooses another value",
+            "gives the opposite, so that a loop there ends; --assume sets another value",
             stacklevel=2,
         )
     return int(row["calls"])

@@ -156,7 +156,7 @@ def _fused(notes: list[str]) -> Iterator[None]:
 def _adafactor(notes: list[str]) -> Iterator[None]:
     def made(name: str) -> Callable[..., torch.optim.Optimizer]:
         def make(params: Any, lr: Any = 1e-3, *_args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-            notes.append(f"Adafactor in place of {name}")
+            notes.append(f"Adafactor instead of {name}")
             return torch.optim.Adafactor(params, lr=lr, weight_decay=kwargs.get("weight_decay", 0.0))
 
         return make
@@ -182,7 +182,7 @@ def _expandable(notes: list[str]) -> Iterator[None]:
     before = os.environ.get(name)
     others = [part for part in (before or "").split(",") if part and not part.startswith("expandable_segments")]
     os.environ[name] = ",".join([*others, "expandable_segments:True"])
-    notes.append("the allocator's segments expand")
+    notes.append("the allocator uses expandable segments")
     try:
         yield
     finally:

@@ -57,7 +57,7 @@ def estimating(
     Raises UsageError when lazy work is pending or an estimate is under way already.
     """
     if mode.now.estimate is not None:
-        raise UsageError("[estimate] one is under way already")
+        raise UsageError("[estimate] an estimate is already running")
     values.flush("estimate")
     enabled = hooks.is_enabled()
     with ExitStack() as stack:

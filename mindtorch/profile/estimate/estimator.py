@@ -402,21 +402,21 @@ class Estimator(Run):
         if sized:
             lines = ", ".join(f"{names[row['file']]}:{row['line']}" for row in sized[:5])
             found.append(
-                f"unknown values decided the amount of work ({lines}): unknown masks keep all rows, of what is made "
-                "sparse nothing unknown is 0, --assume sets the rest"
+                f"unknown values decided the amount of work ({lines}): unknown masks keep all rows, unknown "
+                "elements made sparse are not 0, --assume sets the rest"
             )
         waited = [row for row in self._assumed if row["calls"] >= assumptions.MANY]
         if waited:
             lines = ", ".join(f"{names[row['file']]}:{row['line']}" for row in waited[:5])
             found.append(
-                f"loops may wait for unknown values ({lines}): after each {assumptions.MANY:,} reads the "
-                "opposite of what is assumed was read once, so that they end"
+                f"loops may wait for unknown values ({lines}): once in {assumptions.MANY:,} reads, the "
+                "estimate gave the opposite of the assumed value, so that they end"
             )
         if self._compiled:
             found.append(
                 f"torch.compile ({counted(self._compiled, 'call')}): FLOPs, bytes and memory are counted op by op, "
-                "though it moves fewer bytes and holds less (flex_attention: no scores)"
-                + ("; the time is that of fused kernels, of what was compiled" if self._fused else "")
+                "though compiled code moves fewer bytes and holds less (flex_attention: no scores)"
+                + ("; the times of compiled code are those of fused kernels" if self._fused else "")
             )
         if calls := self._calls_on_host():
             found.append(
@@ -426,10 +426,10 @@ class Estimator(Run):
         if beside := self._beside.total():
             found.append(
                 f"{counted(beside, 'op')} of data loading {'runs' if beside == 1 else 'run'} in a DataLoader's workers "
-                f"({data_loading.workers()}), beside the model: counted, in no time"
+                f"({data_loading.workers()}), beside the model: counted, but in no time"
             )
         if self._whole:
-            found.append("sparse gradients (nn.Embedding, nn.EmbeddingBag) are counted as of all rows: they hold less")
+            found.append("sparse gradients (nn.Embedding, nn.EmbeddingBag) are counted with all rows: they take less")
         assert self.memory is not None
         somewhere = self._on_accelerator() or not len(self.memory.all_blocks)
         if self._accelerator is not None and (note := self._on_host.note(somewhere)):

@@ -14,7 +14,7 @@ from mindtorch.engine.semantics.modules import held
 _FEW = 8  # calls that are all looked at; of later ones ever fewer
 _LEAST = 0.05 * 2**20  # bytes: less would be shown as 0.0 MiB
 _NOTHING_THERE = (
-    "the program keeps nothing on the accelerator: the times are the accelerator's, the memory is the host's"
+    "the program puts nothing on the accelerator: the times are the accelerator's, the memory is the host's"
 )
 
 

@@ -34,7 +34,7 @@ def patches() -> list[Patch]:
 
 def _export(*args: Any, **options: Any) -> NoReturn:
     raise UnsupportedOperationError(
-        "[torch.export.export] an estimate runs a program as it is, and has no graph to give"
+        "[torch.export.export] an estimate runs a program as it is, and has no graph to return"
     )
 
 

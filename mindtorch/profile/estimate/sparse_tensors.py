@@ -208,7 +208,7 @@ def _number(t: Any, name: str, is_index: bool, args: tuple, kwargs: dict[str, An
         size = kwargs.get("size", args[2] if len(args) > 2 else None)
         if name != "sparse_coo_tensor" or size is None:
             raise UnsupportedOperationError(
-                f"[{name}] expected indices that are known: an estimate does not know how large the tensor is"
+                f"[{name}] expected known indices: without them an estimate cannot know the tensor's size"
             )
         order = torch.arange(t.shape[1], device="cpu") % max(math.prod(size[: t.shape[0]]), 1)
         return torch.stack(torch.unravel_index(order, tuple(size[: t.shape[0]]))).to(t.dtype)

@@ -25,9 +25,8 @@ from mindtorch.base import sourceline
 from mindtorch.devices import mode
 from mindtorch.engine.semantics import modules, phases
 from mindtorch.profile.report import times
-from mindtorch.profile.report.detail import Lines
 from mindtorch.profile.report.module_names import Names
-from mindtorch.profile.report.tree import FORWARD
+from mindtorch.profile.report.rows import FORWARD
 
 #: What a storage is for; its number is the mark in the logs. The first three are said while the program runs.
 CATEGORIES = (
@@ -209,6 +208,8 @@ def held(
 
     more: (kind, path id of the module, location, bytes) of what is in none of them.
     """
+    from mindtorch.profile.report.detail import Lines
+
     lines = Lines()
     found: dict[tuple[str, str, int], int] = {}
     columns = (kinds, blocks["module"], blocks["location"], nbytes)

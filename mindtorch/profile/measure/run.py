@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mindtorch._ext import context
 from mindtorch.engine.semantics import generation, modules, phases
-from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.iterations import Iterations
 from mindtorch.profile.measure.line_watch import LineWatch
 from mindtorch.profile.measure.model import ModelBook
 from mindtorch.profile.measure.sampling import Sampling
 from mindtorch.profile.report import times
-from mindtorch.profile.report.build import build_report
 from mindtorch.profile.report.module_names import Names
 from mindtorch.profile.report.recording import Parameters, Recording, Stage
+
+if TYPE_CHECKING:
+    from mindtorch.profile.cost.targets import Target
 
 
 def check_iterations(who: str, warmup: int, steps: int | None, unlimited: bool = False) -> None:
@@ -123,6 +124,8 @@ class Run:
 
     def report(self, **facts: Any) -> dict[str, Any]:
         """The report as a plain dict (see `build_report`); `facts` replace top-level entries, as ``command=[...]``."""
+        from mindtorch.profile.report.build import build_report  # with all patterns: a run of nothing needs none
+
         return build_report(self.recording(), **facts)
 
     def _parameters(self) -> Parameters:

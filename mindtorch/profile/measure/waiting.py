@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sysconfig
 
 from mindtorch.base import children
 
@@ -29,7 +28,7 @@ _FUNCTIONS = (
 
 def functions() -> dict[tuple[str, str], int]:
     """{(file, name) of a function: number of what it waits for}"""
-    library = sysconfig.get_path("stdlib")
+    library = os.path.dirname(os.__file__)
     found = {
         (os.path.join(library, *file.split("/")), name): what
         for what, file, names in _FUNCTIONS

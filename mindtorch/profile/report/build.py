@@ -30,6 +30,7 @@ from mindtorch.profile.report.recording import Recording, stage_tables
 from mindtorch.profile.report.rows import LOCATION, PHASE, SIG, Row, grouped
 from mindtorch.profile.report.times import quartiles, seconds
 from mindtorch.profile.report.tree import module_rows
+from mindtorch.profile.report.unseen import unseen
 from mindtorch.profile.report.warn import warnings
 
 #: Of an estimate for a GPU or NPU: what torch gave out, what it got from the device, what the device holds in all.
@@ -116,7 +117,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
         "lines": line_rows(seen, grouped(every, SIG, LOCATION)),
         "detail": detail(seen, every),
         "uncounted": uncounted,
-        "unseen": _unseen(seen),
+        "unseen": unseen(seen.compiled, seen.children, seen.unseen_threads),
         "assumed": list(seen.assumed),
         "not_written": list(seen.not_written),
         "not_removed": list(seen.not_removed),
@@ -308,18 +309,6 @@ def _uncounted(seen: Recording, op_rows: list[Row]) -> list[dict[str, Any]]:
             table[op.name][1] += row.ns
     ordered = sorted(table.items(), key=lambda item: -item[1][1])
     return [{"name": name, "calls": calls, "self_s": ns / 1e9} for name, (calls, ns) in ordered]
-
-
-def _unseen(seen: Recording) -> list[dict[str, Any]]:
-    """What ran and is in none of the figures."""
-    found = []
-    if seen.compiled:
-        found.append({"what": "compiled function", "count": seen.compiled})
-    if seen.children:
-        found.append({"what": "child process", "count": sum(seen.children.values())})
-    if seen.unseen_threads:
-        found.append({"what": "thread", "count": None})
-    return found
 
 
 def _version() -> str:

@@ -46,7 +46,7 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], names: tuple[st
     notes = _notes(before, after, times)
     if times and times["beyond_noise"] and not any(row[name]["difference"] for row in rows for name in COUNTS):
         notes.append(
-            "the same operations took another time: that may be the machine, as noise is known within a run only"
+            "the same operations took a different time: that may be the machine, as noise is known only within a run"
         )
     return {
         "schema_version": DIFFERENCE_VERSION,
@@ -170,7 +170,7 @@ def _notes(before: Mapping[str, Any], after: Mapping[str, Any], times: dict[str,
         elif report.get("exit_code"):
             found.append(f"{when}, the program ended with exit code {report['exit_code']}")
     if before["mode"] == "measured" and times is None:
-        found.append(f"times are not compared: that takes {_STEPS} iterations of each run, whose spread is the noise")
+        found.append(f"times are not compared: noise is known only from {_STEPS} iterations or more of each run")
     return found
 
 

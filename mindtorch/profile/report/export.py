@@ -100,7 +100,7 @@ FORMATS = (
     ),
     Format(
         "html",
-        "Write a page to look at in a browser, in one file.",
+        "Write the report as one HTML file for a browser.",
         rb"<!doctype html>\s<!-- genie profile: ",
         _page,
     ),
@@ -113,7 +113,7 @@ FORMATS = (
     ),
     Format(
         "memory-snapshot",
-        "Of an estimate: write a pickle for torch's memory viewer, pytorch.org/memory_viz.",
+        "With an estimate: write a pickle for torch's memory viewer, pytorch.org/memory_viz.",
         rb"\x80\x04\x95[\s\S]{8}\}\x94\(\x8c\x05genie\x94\x8c\x0fmemory snapshot",
         _snapshot,
         sized=True,

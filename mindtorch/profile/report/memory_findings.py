@@ -56,8 +56,8 @@ def no_grad(of: Looked) -> Said | None:
     training = [row["peak_bytes"] for row in of.report["phases"] if row["name"] in ("backward", "optimizer")]
     share = of.whole(min(in_vain - needed, of.peak - max(training, default=0)))
     text = (
-        f"calls of models kept what a backward pass needs, and none came for them: about {percent(share)} of the peak "
-        "is activations that need not be there"
+        f"models ran with gradients, but no backward pass followed: about {percent(share)} of the peak is activations "
+        "that nothing needs"
     )
-    to_try = "with torch.no_grad(): or torch.inference_mode(): around what is not learned from"
+    to_try = "with torch.no_grad(): or torch.inference_mode(): around calls that do not train"
     return Said(text, share, _largest(of, "activations"), to_try, "peak")

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from mindtorch._ext.opinfo import Op
-from mindtorch.profile.cost.about import Precision
-from mindtorch.profile.cost.call_shapes import Shaped
-from mindtorch.profile.cost.targets import Target
-from mindtorch.profile.cost.work import Work
 from mindtorch.profile.report.module_names import Names
 from mindtorch.profile.report.rows import LOCATION, as_table
 
 if TYPE_CHECKING:
+    from mindtorch.profile.cost.about import Precision
+    from mindtorch.profile.cost.call_shapes import Shaped
+    from mindtorch.profile.cost.targets import Target
+    from mindtorch.profile.cost.work import Work
     from mindtorch.profile.measure.sampling import Sample
 
 #: Stages of a run; the furthest one reached, "rest" apart, is what the report is about.

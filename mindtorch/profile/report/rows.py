@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mindtorch._ext import context
+
 
 class Row(NamedTuple):
     """How often one call was made at one place, and what its calls took together."""
@@ -26,6 +28,8 @@ class Row(NamedTuple):
 
 #: The columns of a table of rows.
 SIG, MODULE, LOCATION, PHASE, CALLS, NS, BYTES = range(len(Row._fields))
+#: Phases of a forward pass, by index.
+FORWARD = [context.PHASES.index(name) for name in ("forward", "prefill", "decode")]
 _SAFE = float(1 << 62)  # what sums up to less fits 64 bits
 
 

@@ -85,12 +85,13 @@ def first(of: Looked) -> Said | None:
     if of.seen.mode != "measured" or steps["warmup"] or not spread or first <= 2 * spread["median"]:
         return None
     share = of.part(first - spread["median"])
+    times = first / spread["median"]
     text = (
-        f"the first of {steps['count']:,} iterations takes {first / spread['median']:.1f} × the usual: {percent(share)}"
+        f"the first of {steps['count']:,} iterations takes {times:.1f} × the usual time; the excess is {percent(share)}"
     )
     roots = [row["path"] for row in of.report["modules"] if row["path"] and not row["depth"]]
     place = {**of.place(0), "module": roots[0] if roots else ""}
-    return Said(f"{text} of the time is what it takes longer", share, place, "--warmup 1 leaves it out of the report")
+    return Said(f"{text} of the time", share, place, "--warmup 1 leaves it out of the report")
 
 
 def host(of: Looked) -> Said | None:
@@ -113,8 +114,8 @@ def reads(of: Looked) -> Said | None:
     count = sum(reads.values())
     share = of.part(count * about.HOST_KERNEL * of.forecast.target.launch_s)
     text = (
-        f"the device is waited for {count / of.steps():,.0f} × an iteration, to read a value: about {percent(share)} "
-        "of the time, as each time it runs empty until the next launch"
+        f"the program reads values from the device {count / of.steps():,.0f} × an iteration: about {percent(share)} of "
+        "the time, because the device is idle after each read until the next launch"
     )
     to_try = "keep values on the device (torch.where, a sum that is read once at the end) instead of .item() and .cpu()"
     return Said(text, share, of.place(max(reads, key=reads.__getitem__, default=0)), to_try)
@@ -217,8 +218,8 @@ def float32(of: Looked) -> Said | None:
             less[row.phase] = less.get(row.phase, 0.0) + weights[row]
     share = of.part(of.saved(less))
     text = (
-        f"products run in float32 without TF32, which would save about {percent(share)} of the time, by the cost model "
-        "of the same products"
+        f"matrix products run in float32 without TF32, which would save about {percent(share)} of the time, by the "
+        "cost model"
     )
     to_try = "torch.set_float32_matmul_precision('high'); torch.autocast in bfloat16 (--what-if bf16) saves more"
     return Said(text, share, of.heaviest(of.forward(weights), weights.__getitem__), to_try)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -38,6 +37,8 @@ def spread(times: Sequence[float]) -> dict[str, float] | None:
     """The least, the middle and the most of them; None of none."""
     if not times:
         return None
+    from statistics import median  # with decimal and fractions: as long to import as the rest of this module
+
     return {"min": min(times), "median": float(median(times)), "max": max(times)}
 
 

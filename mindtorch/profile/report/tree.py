@@ -10,7 +10,7 @@ import numpy as np
 
 from mindtorch._ext import context
 from mindtorch.profile.report.forecast import Spread
-from mindtorch.profile.report.rows import CALLS, MODULE, NS, PHASE, SIG, exact, summed
+from mindtorch.profile.report.rows import CALLS, FORWARD, MODULE, NS, PHASE, SIG, exact, summed
 from mindtorch.profile.report.times import seconds
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 _SPREAD = ("predicted", "least", "squares", "low", "high")  # as the fields of a `Spread`
-FORWARD = [context.PHASES.index(name) for name in ("forward", "prefill", "decode")]
 _BACKWARD = context.PHASES.index("backward")
 
 

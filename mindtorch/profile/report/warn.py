@@ -28,30 +28,28 @@ def warnings(
         found.append("another trace function (sys.settrace: a debugger, coverage) was set: lines have no hits")
     if seen.unseen_threads:
         found.append(
-            "modules ran in threads that began before the profile or that no Python code started; what those "
-            "did is not counted"
+            "modules ran in threads that started before the profile or outside Python; their work is not counted"
         )
     if seen.compiled:
         found.append("compiled functions ran: kernels that their backend made count as time between ops, without FLOPs")
     if seen.torch_profiles:
         times = f"torch's own profiler ({seen.torch_profiles} ×)"
         found.append(
-            f"the program ran {times}: what that shows has every op twice, and PythonDispatchMode, as ops "
-            "pass through this one first; in a plain run it has them once"
+            f"the program ran {times}: its output lists every op twice, and PythonDispatchMode, because ops pass "
+            "through genie first; in a plain run it lists them once"
         )
     if sums := _gradient_sums(seen, rows):
         calls, nbytes = sums
         found.append(
-            f"of the add calls in backward, up to {calls} ({nbytes:,} bytes) sum the gradients of what is "
-            "used more than once; a plain run does some of them in place (add_): its peak may be one of them "
-            "lower"
+            f"of the add calls in backward, up to {calls} ({nbytes:,} bytes) sum gradients of tensors that are used "
+            "more than once; a plain run does some of them in place (add_), so its peak may be one gradient lower"
         )
     if seen.children:
         names = ", ".join(f"{name} ×{n}" for name, n in list(seen.children.items())[:5])
         more = f" and {len(seen.children) - 5} more" if len(seen.children) > 5 else ""
         found.append(
             f"NOT COUNTED: what child processes ran ({names}{more}); to see that, run them under genie: "
-            "genie profile in place of python, torchrun … --no-python genie profile SCRIPT"
+            "genie profile instead of python, torchrun … --no-python genie profile SCRIPT"
         )
     if early_macs > (early_macs + macs) // 100:
         found.append(
