@@ -444,15 +444,12 @@ cdef class EveryHook(PythonHook):
         return self.slow(self.twin, <object>owner, *args, **kwargs)
 
 
-cdef class AwayHook(PythonHook):
+cdef class AwayHook(EveryHook):
     """Tensor.cpu, Tensor.cuda: `slow(twin, tensor, ...)` moves what has a tensor of ours inside."""
 
     cdef bint concerns(self, PyObject *owner, PyObject *first, PyObject *second, PyObject *device,
                        bint named) except -1:
         return _hides_ours(owner)
-
-    cdef object answer(self, PyObject *owner, tuple args, dict kwargs):
-        return self.slow(self.twin, <object>owner, *args, **kwargs)
 
 
 cdef class AcrossHook(AwayHook):
@@ -463,16 +460,13 @@ cdef class AcrossHook(AwayHook):
         return _hidden is not None and first != NULL and _hides_ours(owner) != _hides_ours(first)
 
 
-cdef class MethodHook(PythonHook):
+cdef class MethodHook(EveryHook):
     """Tensor.new_zeros and its like: `slow(twin, tensor, ...)` is called for ours, and when a device is named."""
 
     cdef bint concerns(self, PyObject *owner, PyObject *first, PyObject *second, PyObject *device,
                        bint named) except -1:
         return (device != NULL or everything is not None or handle_of(<object>owner) is not None
                 or isinstance(<object>owner, _other_base))
-
-    cdef object answer(self, PyObject *owner, tuple args, dict kwargs):
-        return self.slow(self.twin, <object>owner, *args, **kwargs)
 
 
 cdef class DrawHook(PythonHook):
