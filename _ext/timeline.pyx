@@ -39,7 +39,6 @@ cdef class Timeline:
         self.looked = at
         self.look_last = i
 
-
     cdef bint was_somewhere(self) noexcept:
         """Was it at a line of the program's, as far as it was seen since the last hook?"""
         cdef uint32_t i

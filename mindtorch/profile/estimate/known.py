@@ -379,7 +379,7 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
     missing = [t for t, v in zip(inputs, values, strict=True) if v is None]
     written = {id(t) for t in _written(info, args, kwargs)}
     here = not isinstance(info.func, torch._ops.OpOverload) or refusals.runs_here(info.func)
-    if not missing and here and all(v.numel() <= predict.MOST_KNOWN for v in values):
+    if not missing and here and all(v is None or v.numel() <= predict.MOST_KNOWN for v in values):
         done = _on_values(info, args, kwargs, inputs, values, written, exact=True)
         if done is not NotImplemented:
             return done
