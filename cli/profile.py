@@ -310,6 +310,7 @@ def _measure(
     mindtorch._bootstrap(wait=True)
     with without_collecting():
         from mindtorch.profile import Profiler
+        from mindtorch.profile.measure.nothing import report_of_nothing
 
     target = None
     if predict is not None:
@@ -333,8 +334,8 @@ def _measure(
         if outcome.error is not None and not outcome.interrupted:
             explain(program, outcome)
             return outcome, None, None
-    if profiler.saw_nothing and not whole:
-        return outcome, {"unseen": profiler.unseen()}, profiler
+    if not whole and (nothing := report_of_nothing(profiler)) is not None:
+        return outcome, nothing, profiler
     with without_collecting():
         return outcome, made_report(program, outcome, profiler), profiler
 

@@ -316,7 +316,7 @@ def test_C8_an_option_that_the_script_has_too_gets_no_hint(here):
     )
     result = genie("own.py", "--top", "3")
     assert result.exit_code == 1 and "ZeroDivisionError" in result.stderr
-    assert "options for genie" not in result.stderr
+    assert "genie's options" not in result.stderr
 
 
 def test_C8_a_program_that_fails_for_what_was_assumed_is_told_the_line_that_it_failed_at(here):

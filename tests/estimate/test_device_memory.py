@@ -217,7 +217,7 @@ def test_C4_a_snapshot_replaces_no_file_of_the_users(tmp_path: Path, monkeypatch
     (tmp_path / "mine.pickle").write_bytes(pickle.dumps({"segments": []}, protocol=4))
     for options, words in (
         (["--target", "l4", "--memory-snapshot", "mine.pickle"], "will not replace mine.pickle"),
-        (["--target", "l4", "--memory-snapshot", "-"], "needs the name of a file"),
+        (["--target", "l4", "--memory-snapshot", "-"], "give a file name, not -"),
         (["--memory-snapshot", "s.pickle"], "add --target NAME"),
         (["--target", "cpu", "--memory-snapshot", "s.pickle"], "add --target NAME"),
     ):

@@ -64,4 +64,4 @@ def test_L1_a_free_threaded_python_is_refused_in_one_sentence(code: str, kind: s
     assert done.returncode == 1
     said = done.stderr.strip().splitlines()[-1]
     assert said.startswith(kind)
-    assert "global lock" in said and "free-threaded" in said
+    assert "global interpreter lock" in said and "free-threaded" in said

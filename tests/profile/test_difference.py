@@ -330,7 +330,7 @@ def test_C5_times_beyond_the_noise_of_steps_are_put_on_their_rows(measured: Repo
     found = compared(measured, slower(measured, 1.5, "native_layer_norm"))
     assert found["totals"]["time"]["beyond_noise"] is True and found["totals"]["time"]["ratio"] == 1.5
     assert {row["op"] for row in found["rows"]} == {"aten::native_layer_norm", "aten::native_layer_norm_backward"}
-    assert [note.partition(":")[0] for note in found["notes"]] == ["the same operations took another time"]
+    assert [note.partition(":")[0] for note in found["notes"]] == ["the same operations took a different time"]
     assert all(row["time"]["beyond_noise"] and row["time"]["ratio"] == pytest.approx(1.5) for row in found["rows"])
 
 

@@ -221,7 +221,7 @@ def test_C2_finding_device_reads() -> None:
     row = the(report, "device-reads", "asks")
     target = targets.find("h100")
     assert row["seconds"] == pytest.approx(4 * 16 * about.HOST_KERNEL * target.launch_s)
-    assert "waited for 16 × an iteration" in row["text"]
+    assert "the device 16 × an iteration" in row["text"]
     assert "device-reads" not in ids(estimated(ask, False))
 
 
@@ -251,11 +251,11 @@ def test_C2_reads_before_training_and_after_it_are_not_its_iterations(steps: int
     row = next((row for row in report["findings"] if row["id"] == "device-reads"), None)
     assert report["steps"]["count"] == steps
     if steps > 1:
-        assert row is not None and "waited for 2 × an iteration" in row["text"]
+        assert row is not None and "the device 2 × an iteration" in row["text"]
         launch = about.HOST_KERNEL * targets.find("h100").launch_s
         assert row["seconds"] == pytest.approx(steps * 2 * launch)
     else:  # its own, and the last of those before
-        assert row is None or "waited for 2 × an iteration" in row["text"]
+        assert row is None or "the device 2 × an iteration" in row["text"]
 
 
 class Attention(nn.Module):

@@ -312,7 +312,7 @@ def test_C2_threads_from_before_are_not_counted_and_named(record):
 
     report, _ = record(program)
     assert op(report, "aten::addmm")["calls"] == 1
-    assert any("began before the profile" in text for text in report["warnings"])
+    assert any("started before the profile" in text for text in report["warnings"])
 
 
 def test_C2_a_thread_still_running_at_the_end_is_no_harm(record):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from mindtorch.base.errors import UsageError
-from mindtorch.profile.cost.toml_files import TOMLDecodeError, parsed
 
 #: dtype → whose rate it has when the sheet does not give its own. "tf32" is no dtype but a way to multiply float32.
 WIDER = {
@@ -110,6 +108,8 @@ def find(name: str) -> Target:
         called = _called()
         if (key := called.get(_plain(name))) is not None:
             return known()[key]
+        import difflib
+
         near = list(dict.fromkeys(called[word] for word in difflib.get_close_matches(_plain(name), called, 5, 0.5)))
         nearest = f"; nearest: {', '.join(near)}" if near else ""
         raise UsageError(f"[target] expected one of {', '.join(names())}, or a .toml file, got {name!r}{nearest}")
@@ -132,6 +132,8 @@ def _plain(name: str) -> str:
 
 
 def _parse(path: Path) -> dict[str, Target]:
+    from mindtorch.profile.cost.toml_files import TOMLDecodeError, parsed
+
     try:
         tables = parsed(path)
     except OSError as error:

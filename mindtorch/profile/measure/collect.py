@@ -19,7 +19,7 @@ import time
 import weakref
 from collections import Counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -41,7 +41,9 @@ from mindtorch.engine.semantics import generation, modules, owners, phases, skip
 from mindtorch.ops import schema
 from mindtorch.ops.flop_rules import PerOutput
 from mindtorch.ops.op_row import FREE_TAGS
-from mindtorch.profile.cost import calibrate
+from mindtorch.profile.cost import calibrate, work
+from mindtorch.profile.cost.call_shapes import Shaped, shaped
+from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.measure import peak, waiting
 from mindtorch.profile.measure.asked import ASKED
 from mindtorch.profile.measure.imports import ImportWatch
@@ -51,11 +53,6 @@ from mindtorch.profile.measure.sampling import SamplingProfile
 from mindtorch.profile.measure.watches import CompileWatch, ProfilerWatch, compiled_frames
 from mindtorch.profile.report import times
 from mindtorch.profile.report.recording import STAGES, Label, Places, Recording, Stage, ThreadWork
-from mindtorch.profile.report.unseen import unseen
-
-if TYPE_CHECKING:
-    from mindtorch.profile.cost.call_shapes import Shaped
-    from mindtorch.profile.cost.targets import Target
 
 log = logging.getLogger(__name__)
 
@@ -124,9 +121,7 @@ class Profiler(Run):
         if shapes:
             self.collector.weigh = self._look_at
         elif target is not None:
-            from mindtorch.profile.cost.work import work
-
-            self.collector.weigh = work
+            self.collector.weigh = work.work
         self.costs = calibrate.Costs(0, 0, 0)
         self.compiled = 0  # functions
         self.torch_profiles = 0  # how often the program started torch's own profiler
@@ -221,15 +216,6 @@ class Profiler(Run):
         self.npu.stop()
         if self.collector.mark_error is not None:
             log.warning("profiling went on without step marks after an error: %r", self.collector.mark_error)
-
-    @property
-    def saw_nothing(self) -> bool:
-        """No op ran, and none was recorded: there is nothing to report but what could not be seen."""
-        return len(self.collector.sig_ops) == 1 and not self.collector.runs
-
-    def unseen(self) -> list[dict[str, Any]]:
-        """What ran and is in none of the figures, as in the report."""
-        return unseen(self.compiled, self.children, self.collector.other_thread)
 
     def recording(self) -> Recording:
         collector, npu, away = self.collector, self.npu.report(), [*self._away, *self._recording]
@@ -363,14 +349,9 @@ class Profiler(Run):
         return self.collector.order
 
     def _look_at(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any) -> Shaped:
-        from mindtorch.profile.cost.call_shapes import shaped
-        from mindtorch.profile.cost.work import work
-
-        return shaped(args, kwargs, out, None if self.target is None else work(func, args, kwargs, out))
+        return shaped(args, kwargs, out, None if self.target is None else work.work(func, args, kwargs, out))
 
     def _works(self) -> list[Any]:
-        from mindtorch.profile.cost.call_shapes import Shaped
-
         found = self.collector.sig_works
         return [entry.work if isinstance(entry, Shaped) else entry for entry in found] if self._shapes else found
 
