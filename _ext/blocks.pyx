@@ -401,7 +401,7 @@ def copy_across(Block dst not None, Py_ssize_t dst_offset, Block src not None, P
 
     It is read on the source's current stream and written on the target's. Each stream's own order holds, events order
     the two; nobody waits where streams can wait for another device's events. The devices need not reach each other.
-    The source's stream first waits for the target's, as with CUDA: what made the source may be what that has waited for.
+    The source's stream first waits for the target's, as with CUDA, which may have waited for what made the source.
     """
     cdef Lane *target
     cdef Lane *lane

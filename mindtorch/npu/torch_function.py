@@ -2,6 +2,8 @@
 
 To C++ an NPU tensor is on the CPU. So what the program mixes is checked here, what would read its memory in C++ is
 answered here, and what C++ makes on the way "on the tensor's device" is moved to where it belongs.
+
+One file: a table of functions, and the few lines that answer each.
 """
 
 from __future__ import annotations
@@ -314,10 +316,8 @@ def _whole_attention(*args: Any, **kwargs: Any) -> Any:
 
 
 _torchs = torch.nn.functional.multi_head_attention_forward
-_apart = types.FunctionType(
-    _torchs.__code__, {**_torchs.__globals__, "scaled_dot_product_attention": _whole_attention},
-    _torchs.__name__, _torchs.__defaults__,
-)  # fmt: skip
+_names = {**_torchs.__globals__, "scaled_dot_product_attention": _whole_attention}
+_apart = types.FunctionType(_torchs.__code__, _names, _torchs.__name__, _torchs.__defaults__)
 _apart.__kwdefaults__ = _torchs.__kwdefaults__
 
 
