@@ -140,7 +140,7 @@ Transformers and accelerate are patched for good once they are loaded, within `g
 `torch.library`, in `mindtorch/patch/dispatch_modes.py` and `mindtorch/profile/estimate/autocast.py`. What profiles and
 estimates exchange in Python itself (threads, processes, files) is not listed. Not by patches:
 `mindtorch/base/torch_facts.py` changes two of torch's functions, which are slow or refuse our methods, for good;
-`mindtorch/engine/semantics/` wraps steps of optimizers' classes and the `__call__` that classes of modules have of their
+`mindtorch/engine/semantics/` wraps steps of optimizers' classes and the `__call__` of modules' classes that have their
 own, and tells Dynamo which `Module.__call__` is torch's.
 """
 
