@@ -41,7 +41,7 @@ def test_R5_a_program_for_one_device_runs_on_several_workers_with_the_same_outpu
     assert plain.code == 0, plain.err
     assert (under.code, under.out) == (0, plain.out), under.err
     assert "remote_accelerator:0 uses 3 of 3 workers; cost of one run:" in under.err
-    assert planned.code == 0 and planned.out.startswith("genie run: remote_accelerator:0 is 3 of 3 workers"), (
+    assert planned.code == 0 and planned.out.startswith("genie run: remote_accelerator:0 uses 3 of 3 workers"), (
         planned.err
     )
     table = planned.out.splitlines()
