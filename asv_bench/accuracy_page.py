@@ -35,7 +35,7 @@ What each figure has seen:
 | held out, inside | seen | seen | seen, other rows of the same lot: this is the scatter of the source, no test of another one |
 | other chips, without the chip | not seen | seen | seen |
 | without the model | seen | seen | not seen |
-| published runs | as factors of its kin or its own | not seen in the fit | convolutions and compiled code seen |
+| published runs | as factors of its kin or its own | not seen in the fit, but for the host (source 5) | convolutions and compiled code seen |
 
 No figure here is of a chip and a source that were both not seen. Of such chips the interval is wider by what timm's
 published runs on an RTX 3090 were off.

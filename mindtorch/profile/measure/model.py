@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -17,6 +17,10 @@ class Owned(NamedTuple):
     parameters: tuple[tuple[int, int, int], ...]
 
 
+#: {(path, name) of a parameter: (token, elements)} of a root.
+Noted: TypeAlias = dict[tuple[int, str], tuple[int, int]]
+
+
 class ModelBook:
     """What the outermost modules own. Sizes are noted when a module is first called, as the program may drop it."""
 
@@ -25,7 +29,7 @@ class ModelBook:
         self._next = 1
         self._frozen: dict[int, bool] = {}  # token -> whether it gets no gradient, when it was looked at last
         self.roots: dict[int, tuple[str, list[Owned]]] = {}
-        self._seen: list[tuple[weakref.ref[torch.nn.Module], int, set[int]]] = []  # …, path, tokens noted
+        self._seen: list[tuple[weakref.ref[torch.nn.Module], int, Noted]] = []  # …, path, what was noted of it
         self._new = 0  # how many of them nobody looked at after a call
         # By path, of a model with no parameters but those of one module in it: itself, and the modules down to that.
         self._around: dict[int, tuple[weakref.ref[torch.nn.Module], list[weakref.ref[torch.nn.Module]]]] = {}
@@ -34,7 +38,7 @@ class ModelBook:
 
     def add(self, root: torch.nn.Module, path: int) -> None:
         """Note a root's parameters; a root of the same path as another adds to it."""
-        noted: set[int] = set()
+        noted: Noted = {}
         self._new += 1
         self._seen.append((weakref.ref(root), path, noted))
         if inner := _inner(root):
@@ -66,13 +70,14 @@ class ModelBook:
         """Look again at what is still alive: lazy modules get their parameters in their first forward."""
         self._refresh(self._seen)
 
-    def _refresh(self, roots: list[tuple[weakref.ref[torch.nn.Module], int, set[int]]]) -> None:
+    def _refresh(self, roots: list[tuple[weakref.ref[torch.nn.Module], int, Noted]]) -> None:
         for ref, path, noted in roots:
             root = ref()
             if root is None:
                 continue
             parameters = modules.held(root)[0]
-            if any(self._known(parameter) not in noted for parameter in parameters):
+            tokens = {token for token, _ in noted.values()}
+            if any(self._known(parameter) not in tokens for parameter in parameters):
                 self.roots[path][1].extend(self._look(root, path, noted))
             for parameter in parameters:
                 self._frozen[self._known(parameter)] = not parameter.requires_grad
@@ -82,16 +87,18 @@ class ModelBook:
         models = {context.path_root(path) for path in called}
         self.roots = {path: root for path, root in self.roots.items() if path in models}
 
-    def _look(self, root: torch.nn.Module, path: int, noted: set[int]) -> list[Owned]:
+    def _look(self, root: torch.nn.Module, path: int, noted: Noted) -> list[Owned]:
+        """A parameter in the place of another of its size is that one: FSDP2 leaves what it gathered between calls."""
         found = []
         for module, module_path in modules.walk(root, path):
             own = []
-            for parameter in module._parameters.values():
+            for name, parameter in module._parameters.items():
                 if parameter is not None and not torch.nn.parameter.is_lazy(parameter):
                     elements = parameter.shape.numel()  # a property: methods of tensors of ours take a detour
-                    token = self._token(parameter)
+                    before, size = noted.get((module_path, name), (0, 0))
+                    token = self._token(parameter, before if size == elements else 0)
                     own.append((token, elements, elements * parameter.dtype.itemsize))
-                    noted.add(token)
+                    noted[module_path, name] = token, elements
                     self._frozen[token] = not parameter.requires_grad
             if own:
                 found.append(Owned(module_path, tuple(own)))
@@ -102,13 +109,14 @@ class ModelBook:
         entry = self._tokens.get(id(parameter))
         return entry[1] if entry is not None and entry[0]() is parameter else 0
 
-    def _token(self, parameter: torch.Tensor) -> int:
+    def _token(self, parameter: torch.Tensor, replaces: int = 0) -> int:
         known = self._known(parameter)
         if known:
             return known
-        self._tokens[id(parameter)] = (weakref.ref(parameter), self._next)
-        self._next += 1
-        return self._next - 1
+        token = replaces or self._next
+        self._tokens[id(parameter)] = (weakref.ref(parameter), token)
+        self._next = max(self._next, token + 1)
+        return token
 
     def own(self, trainable: bool = False) -> dict[int, int]:
         """{path id: parameter elements held by that module itself}; a tied one counts where it is met first, that of
