@@ -111,11 +111,7 @@ def command(
         found = [_nothing_ran(outcome.exit_code)]
     if not found and lost:
         found = [_nothing_of(lost)]
-    apart = {
-        "not_written": list(recording.not_written),
-        "not_removed": list(recording.not_removed),
-        "not_held_back": list(recording.not_held_back),
-    }
+    apart = dict(recording.left_alone)
     if as_json:
         facts = {"target": target.key, "rank": rank, "peak_bytes": peak, "refused": found, **apart}
         click.echo(json.dumps(facts, indent=2))

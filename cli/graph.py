@@ -339,13 +339,7 @@ def _record(program: Program, steps: int | None, device: str | None) -> tuple[Ou
                 unseen = counted(sum(children.values()), "child process")
                 click.echo(f"genie: the graph leaves out what {unseen} ran: {', '.join(children)}", err=True)
             assumed = known.assumed() if device is not None else []
-            apart = left_alone(
-                {
-                    "not_written": private_files.not_written(),
-                    "not_removed": private_files.not_removed(),
-                    "not_held_back": private_files.not_held_back(),
-                }
-            )
+            apart = left_alone(private_files.left_alone())
     for words in apart:
         click.echo(f"genie: {words}", err=True)
     if assumed:

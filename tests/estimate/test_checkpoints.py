@@ -97,7 +97,7 @@ def test_C4_weights_are_not_written(tmp_path: Path) -> None:
         safetensors.save_file(model.state_dict(), tmp_path / "new.safetensors")
         numpy.save(tmp_path / "array.npy", model(torch.zeros(1, 2)).detach().numpy())
         assert numpy.load(tmp_path / "array.npy").shape == (1, 2)
-        names = [Path(name).name for name in private_files.not_written()]
+        names = [Path(name).name for name in private_files.left_alone()["not_written"]]
     assert names == ["array.npy", "model.pt", "new.safetensors"]
     assert (tmp_path / "model.pt").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
     torch.save(good, tmp_path / "again.pt")
@@ -306,7 +306,7 @@ def test_C4_a_file_that_the_program_opens_itself_stays_as_it_was(tmp_path: Path,
         state = nn.Linear(2, 2).state_dict()
         write(there, state)
         write(new, state)
-        named = private_files.not_written()
+        named = private_files.left_alone()["not_written"]
     assert there.read_bytes() == b"weights of last week" and not new.exists()
     assert str(there) in named and str(new) in named
     write(there, {"w": torch.ones(1)})  # afterwards files are written as ever

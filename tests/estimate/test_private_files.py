@@ -182,7 +182,7 @@ def test_C4_an_estimate_within_a_program_writes_nothing(at: Path) -> None:
         for writer in module["PYTHONS"]:
             if writer.__name__ != "in_a_fork":  # torch's threads are running
                 writer(at)
-        changed = (*private_files.not_written(), *private_files.not_removed())
+        changed = (*private_files.left_alone()["not_written"], *private_files.left_alone()["not_removed"])
         named = {os.path.relpath(path, at) for path in changed}
     assert snapshot(at) == before
     assert named >= NAMED - {"by_fork.txt", "fork.txt"}
@@ -279,7 +279,7 @@ def test_C4_what_leads_past_the_functions_is_refused(at: Path) -> None:
         with pytest.raises(OSError, match="an estimate writes nothing"):
             sqlite3.Connection("old.db")
         subprocess.run(["true"], check=True)
-        assert private_files.not_held_back() == ["what child processes write (true)"]
+        assert private_files.left_alone()["not_held_back"] == ["what child processes write (true)"]
     assert snapshot(at) == before
     io.FileIO("keep.txt", "w").close()
     assert (at / "keep.txt").read_bytes() == b""
@@ -381,10 +381,10 @@ with private_files.private():
         pass
     else:
         sys.exit("it had rights that it should not have")
-    names = {{os.path.relpath(path) for path in private_files.not_written()}}
+    names = {{os.path.relpath(path) for path in private_files.left_alone()["not_written"]}}
     assert names >= {{"folder2/one.txt", "home/tree/leaf.txt", "by_child.txt"}}, names
     os.mkdir("folder")
-    gone = {{os.path.relpath(path) for path in private_files.not_removed()}}
+    gone = {{os.path.relpath(path) for path in private_files.left_alone()["not_removed"]}}
     assert gone == {{"folder/inner", "folder/one.txt", "tree", "keep.txt"}}, gone
 """
         ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

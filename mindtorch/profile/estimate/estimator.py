@@ -111,9 +111,7 @@ class Estimator(Run):
         self._stretches: dict[str, list[tuple[int, int]]] = {}  # stage → positions in the ledger, from and until
         self._marks: list[tuple[str, int]] = []
         self._assumed: list[dict[str, Any]] = []
-        self._not_written: list[str] = []
-        self._not_removed: list[str] = []
-        self._not_held_back: list[str] = []
+        self._left_alone: dict[str, list[str]] = {}
         self._compiled = 0  # calls of torch.compile
         self._fused: frozenset[int] = frozenset()  # numbers of calls that are there in what was compiled
         self._apart: frozenset[int] = frozenset()  # numbers of calls on the CPU, beside those on the accelerator
@@ -168,8 +166,7 @@ class Estimator(Run):
         self.registered.look()
         peak.say_roles(self.registered)
         self._assumed = known.assumed()
-        self._not_written, self._not_removed = private_files.not_written(), private_files.not_removed()
-        self._not_held_back = private_files.not_held_back()
+        self._left_alone = private_files.left_alone()
         self._compiled = compiling.number()
         self._whole, self._precision = sparse_tensors.counted_whole(), about.precision()
         calls, blocks = ledger.close()
@@ -373,9 +370,7 @@ class Estimator(Run):
             fused=self._fused,
             on_host=self._apart,
             assumed=self._assumed,
-            not_written=self._not_written,
-            not_removed=self._not_removed,
-            not_held_back=self._not_held_back,
+            left_alone=self._left_alone,
             notes=self._warnings(),
             cluster=self._cluster_facts(),
         )

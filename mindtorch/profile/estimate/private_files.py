@@ -24,7 +24,7 @@ from ...base import mounts
 from ...base.mounts import Overlays
 from .redirected import Redirected
 
-__all__ = ["actual", "not_held_back", "not_removed", "not_written", "private", "private_at_exit", "throw_away"]
+__all__ = ["actual", "left_alone", "private", "private_at_exit", "throw_away"]
 
 # Python's own caches, and scratch files whose names nobody chose.
 _OF_NO_INTEREST = re.compile(r"/(__pycache__|pymp-[^/]*|tmp[a-z0-9_]{8}|torchinductor_[^/]*)(/|$)|\.pyc(\.\d+)?$")
@@ -134,25 +134,20 @@ def _renames_across(overlays: Overlays) -> Iterator[None]:
         os.rename, os.replace = originals
 
 
-def not_written() -> list[str]:
-    """Of the program so far: absolute paths of what it would have written or made; scratch files left out."""
-    return _changed(False)
-
-
-def not_removed() -> list[str]:
-    """… of what was there, and it would have removed or renamed."""
-    return _changed(True)
-
-
-def _changed(removed: bool) -> list[str]:
+def left_alone() -> dict[str, list[str]]:
+    """Of the program so far. ``not_written``: absolute paths of what it would have written or made, without scratch
+    files; ``not_removed``: of what was there, and it would have removed or renamed; ``not_held_back``: what may have
+    reached something outside, in words."""
     found = () if _now is None else _now.changed()
     scratch = re.compile(rf"{re.escape(tempfile.gettempdir())}/tmp[a-z0-9_]{{8}}").match  # whatever ending was chosen
-    paths = {path for path, gone in found if gone is removed}
-    return sorted(path for path in paths if not _OF_NO_INTEREST.search(path) and not scratch(path))
+    paths: tuple[set[str], set[str]] = set(), set()
+    for path, gone in found:
+        if not _OF_NO_INTEREST.search(path) and not scratch(path):
+            paths[gone].add(path)
+    return {"not_written": sorted(paths[0]), "not_removed": sorted(paths[1]), "not_held_back": _not_held_back()}
 
 
-def not_held_back() -> list[str]:
-    """What may have reached something outside."""
+def _not_held_back() -> list[str]:
     found = []
     if isinstance(_now, Redirected):
         if _now.children:

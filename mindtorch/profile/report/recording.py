@@ -197,9 +197,7 @@ class Recording:
     fused: frozenset[int] = frozenset()  # of an estimate: calls that are there in what was compiled
     on_host: frozenset[int] = frozenset()  # of an estimate for an accelerator: calls on tensors of the CPU
     assumed: Sequence[dict[str, Any]] = ()
-    not_written: Sequence[str] = ()  # by an estimated program: absolute paths
-    not_removed: Sequence[str] = ()  # … that were there before
-    not_held_back: Sequence[str] = ()  # what it may have changed nevertheless
+    left_alone: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of an estimate: `private_files.left_alone`
     notes: Sequence[str] = ()  # further warnings
     host: dict[str, Any] | None = None  # of an estimate: the program's own time on this machine
     cluster: dict[str, Any] | None = None  # of a rank of several: which one, and its collectives
