@@ -58,6 +58,8 @@ MEASURING = {
     'functions torch.zeros(2, names=("a",))': "the same",
     "nn.modules.module._global_module_registration_hooks*": "parameters of modules that are never called",
     "code Module.__call__": "module paths",
+    "code Module.__init_subclass__": "module paths: classes that have a __call__ of their own",
+    "name Module.__init_subclass__": "the same",
     "code Optimizer._patch_step_function": "phases: where a step that raises ends",
     "code Adam._patch_step_function": "the same",
     "code SGD._patch_step_function": "the same",

@@ -117,6 +117,7 @@ def snapshot() -> dict[tuple[int, str], object]:
 
 def test_L1_disable_restores_every_attribute_exactly() -> None:
     assert mindtorch.is_enabled()
+    used = [torch.zeros(1, device=LAZY)]  # modules are followed while there are tensors of ours
     enabled = snapshot()
     try:
         mindtorch.disable()
@@ -141,6 +142,7 @@ def test_L1_disable_restores_every_attribute_exactly() -> None:
         mindtorch.enable()
     assert mindtorch.is_enabled()
     mindtorch.enable()  # idempotent
+    used.append(torch.zeros(1, device=LAZY))
     assert set(snapshot()) == set(enabled)
     mindtorch.disable()
     try:

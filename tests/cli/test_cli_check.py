@@ -119,7 +119,7 @@ def test_C4_what_an_estimate_cannot_tell_is_no_refusal(here: Path) -> None:
     [
         "best, x = None, torch.randn(9, device='cuda').mean().item()\nif x > 0:\n    best = 1\nbest.bit_length()\n",
         "print(1 / torch.randn(9, device='cuda').sum().item())\n",
-        "x = torch.randn(2, 5, device='cuda')\ntorch.cov(x, aweights=torch.rand(5, device='cuda'))\n",
+        "assert torch.rand(5, device='cuda').sum().item() > 0\n",
     ],
 )
 def test_C4_what_followed_from_an_assumption_is_no_refusal(here: Path, program: str) -> None:

@@ -78,6 +78,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (top / "training").mkdir(parents=True)
     (top / "training" / "model.py").write_text(MODEL)
     (top / "training" / "train.py").write_text(TRAIN)
+    (top / ".gitignore").write_text("__pycache__/\n")
     git("init", "-q", "-b", "main", cwd=top)
     git("add", "-A", cwd=top)
     git("commit", "-qm", "first", cwd=top)

@@ -311,7 +311,7 @@ def test_N3_programs_that_import_torch_npu(in_npu_process: Callable[..., str]) -
         try:
             torch.distributed.init_process_group("hccl", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
         except UnsupportedOperationError as error:
-            assert "got hccl: Ascend's library of collective operations (libhccl.so) is not driven" in str(error)
+            assert "got hccl: Ascend's library of collective operations (libhccl.so) is not supported" in str(error)
         assert not torch.distributed.is_hccl_available()
     """
     assert int(in_npu_process(code)) > 60
