@@ -32,6 +32,8 @@ from mindtorch._ext.standin import StandIn
 from mindtorch.base import patching
 
 ROOT = Path(__file__).resolve().parent.parent
+#: The package that is imported, which may be an installed one.
+PACKAGE = Path(mindtorch.__file__).parent
 PAGE = ROOT / "docs" / "PATCHES.md"
 #: Of Python's own, for what a program does with files, threads and processes: no concern of this page.
 FILES = "mindtorch/profile/estimate/redirected.py"
@@ -169,11 +171,11 @@ def stand_in(value: Any) -> str:
     for inner in ("func", "__func__", "fget"):
         value = getattr(value, inner, value)
     file = getattr(getattr(value, "__code__", None), "co_filename", "")
-    if not file.startswith(str(ROOT)):
+    if not file.startswith(str(PACKAGE)):
         module = str(getattr(value, "__module__", "") or getattr(type(value), "__module__", ""))
         module = module.replace(".", "/")
         return f"{module[10:]}.pyx" if "/_ext/" in module else f"{module}.py" if module.startswith("mindtorch/") else ""
-    return str(Path(file).relative_to(ROOT))
+    return str(Path(file).relative_to(PACKAGE.parent))
 
 
 @contextlib.contextmanager
