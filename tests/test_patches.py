@@ -64,7 +64,7 @@ def test_L1_one_of_several_is_taken_back() -> None:
     held.after(calls.append, "undone")
     held.take_back(owner, "a")
     held.take_back(owner, "c")
-    assert vars(owner) == {"b": 2} and (owner, "b") in held and (owner, "c") not in held
+    assert vars(owner) == {"b": 2} and (owner, "b") in held and (owner, "c") not in held and (owner, "a") not in held
     held.undo()
     held.undo()
     assert vars(owner) == {} and calls == ["undone"] and (owner, "b") not in held

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from types import CellType, FunctionType
 from typing import Any, TypeAlias
 
 from .._ext.hooks import Hook, hook, unhook
 from .loading import when_loaded
 
-__all__ = ["Patch", "Patches", "existing", "for_good", "replaced"]
+__all__ = ["Patch", "Patches", "existing", "for_good", "replaced", "with_names"]
 
 
 #: (owner, name, value): ``owner.name`` is ``value`` from now on; of a dictionary, ``owner[name]``; in a list, ``value``
@@ -59,6 +60,7 @@ class Patches:
         for entry in self._undo:
             if entry[0] == (id(owner), name):
                 self._undo.remove(entry)
+                self._places.discard(entry[0])
                 entry[1]()
                 break
 
@@ -108,3 +110,14 @@ def for_good(patches: Iterable[Patch]) -> None:
 def existing(owner: Any, values: Mapping[str, Any]) -> Iterator[Patch]:
     """Of these names, those that the installed torch has."""
     return ((owner, name, value) for name, value in values.items() if hasattr(owner, name))
+
+
+def with_names(
+    function: FunctionType, names: Mapping[str, Any], closure: tuple[CellType, ...] | None = None
+) -> FunctionType:
+    """The function again, to which these global names mean something else, and these cells if any are given."""
+    known = {**function.__globals__, **names} if names else function.__globals__
+    cells = function.__closure__ if closure is None else closure
+    made = FunctionType(function.__code__, known, function.__name__, function.__defaults__, cells)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made

@@ -9,7 +9,6 @@ One file: a table of functions, and the few lines that answer each.
 from __future__ import annotations
 
 import math
-import types
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -19,6 +18,7 @@ from .. import ops
 from .._ext.guards import NoGrad
 from ..base import torch_facts
 from ..base.errors import LazyTensorError
+from ..base.patching import with_names
 from ..engine.record import intercept, mixing
 from ..engine.record.handlers import refuse_pinning
 from ..engine.record.inside import wrapped
@@ -316,9 +316,7 @@ def _whole_attention(*args: Any, **kwargs: Any) -> Any:
 
 
 _torchs = torch.nn.functional.multi_head_attention_forward
-_names = {**_torchs.__globals__, "scaled_dot_product_attention": _whole_attention}
-_apart = types.FunctionType(_torchs.__code__, _names, _torchs.__name__, _torchs.__defaults__)
-_apart.__kwdefaults__ = _torchs.__kwdefaults__
+_apart = with_names(_torchs, {"scaled_dot_product_attention": _whole_attention})
 
 
 def _is_set_to(args: tuple, kwargs: dict) -> Any:

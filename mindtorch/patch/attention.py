@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from .._ext import lazy as _core
 from ..base.errors import LazyTensorError, UnsupportedOperationError
-from ..base.patching import Patch
+from ..base.patching import Patch, with_names
 from ..devices.lazy_device import DEVICE_TYPE
 from ..engine.execute import tensors
 
@@ -84,12 +84,4 @@ def _function_on_values(function: types.FunctionType) -> types.FunctionType:
     }
     if all(new is cell.cell_contents for new, cell in zip(cells, inside, strict=True)) and not named:
         return function
-    made = types.FunctionType(
-        function.__code__,
-        {**known, **named} if named else known,
-        function.__name__,
-        function.__defaults__,
-        tuple(types.CellType(new) for new in cells),
-    )
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
+    return with_names(function, named, tuple(types.CellType(new) for new in cells))

@@ -193,10 +193,10 @@ class Estimator(Run):
         gc.disable()  # many small tuples, no garbage
         try:
             self._forecast = self._predict(found)
-            self._reads = reading(found.calls)
+            reads = reading(found.calls)
             for stage in STAGES:  # the peaks that remain are those of the furthest: it is the one reported
                 if stage in self._stretches and stage != "rest":
-                    self._sum_up(found, stage)
+                    self._sum_up(found, stage, reads)
             self._samples.name(calls, self._calls.name)
         finally:
             if collects:
@@ -285,14 +285,14 @@ class Estimator(Run):
 
     # ---- afterwards
 
-    def _sum_up(self, found: MemoryTimeline, stage: str) -> None:
+    def _sum_up(self, found: MemoryTimeline, stage: str, reads: Any) -> None:
         stretches = self._stretches[stage]
         calls = np.concatenate([found.calls[first:last] for first, last in stretches])
         how = None if self._how is None else np.concatenate([self._how[first:last] for first, last in stretches])
         entered = calls[(calls["phase"] & ledger.ENTERED) != 0]["module"]
         entries = {int(m): int(n) for m, n in zip(*np.unique(entered, return_counts=True), strict=True)}
         ops_only = calls["sig"] != 0
-        reads = np.concatenate([self._reads[first:last] for first, last in stretches])[ops_only]
+        reads = np.concatenate([reads[first:last] for first, last in stretches])[ops_only]
         calls, how = calls[ops_only], None if how is None else how[ops_only]
         rows = self._calls.table(calls, self._forecast, how)
         made = int(rows[:, CALLS].sum())

@@ -113,10 +113,10 @@ class ModelBook:
         known = self._known(parameter)
         if known:
             return known
-        token = replaces or self._next
-        self._tokens[id(parameter)] = (weakref.ref(parameter), token)
-        self._next = max(self._next, token + 1)
-        return token
+        if not replaces:
+            replaces, self._next = self._next, self._next + 1
+        self._tokens[id(parameter)] = (weakref.ref(parameter), replaces)
+        return replaces
 
     def own(self, trainable: bool = False) -> dict[int, int]:
         """{path id: parameter elements held by that module itself}; a tied one counts where it is met first, that of

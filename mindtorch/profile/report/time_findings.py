@@ -112,7 +112,7 @@ def reads(of: Looked) -> Said | None:
         return None
     reads = of.seen.stages[of.seen.reached].reads
     count = sum(reads.values())
-    share = of.part(count * about.HOST_KERNEL * of.forecast.target.launch_s)
+    share = of.part(count * about.read_seconds(of.forecast.target))
     text = (
         f"the program reads values from the device {count / of.steps():,.0f} × an iteration: about {percent(share)} of "
         "the time, because the device is idle after each read until the next launch"
