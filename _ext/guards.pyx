@@ -6,8 +6,11 @@ takes no step of Python code. Nor does leaving ask for memory, which there may b
 """
 from cpython.object cimport PyObject_CallObject
 
+from .interpreter cimport mt_copy
+
 cdef object set_grad_enabled, grad_enabled, DisableTorchFunction, any_autocast
 cdef object dispatch_stack, pop_mode, push_mode, early_stack, disable_modes
+cdef object get_state, set_state          # of generators: torch's own, also where the program's calls are hooked
 cdef object DisableAutocast, functorch_stack, DisableFuncTorch, inference_enabled, InferenceMode, excluded, set_excluded
 cdef tuple lazy_keys = (), on = (True,), off = (False,), no_error = (None, None, None)
 
@@ -17,8 +20,9 @@ def init(torch):
     global set_grad_enabled, grad_enabled, DisableTorchFunction, any_autocast
     global dispatch_stack, pop_mode, push_mode, early_stack, disable_modes
     global DisableAutocast, functorch_stack, DisableFuncTorch, inference_enabled, InferenceMode, excluded, set_excluded
-    global lazy_keys
+    global get_state, set_state, lazy_keys
     c = torch._C
+    get_state, set_state = mt_copy(c.Generator.get_state), mt_copy(c.Generator.set_state)
     set_grad_enabled, grad_enabled = c._set_grad_enabled, torch.is_grad_enabled
     DisableTorchFunction = c.DisableTorchFunction
     DisableAutocast, DisableFuncTorch = c._DisableAutocast, c._DisableFuncTorch
@@ -183,8 +187,8 @@ cdef class Drawing:
         if self.index in self.swapped_in:
             return
         state = self.states[self.index]        # may be made now, in Python code: nothing has changed yet
-        outside = self.generator.get_state()
-        self.generator.set_state(state)
+        outside = get_state(self.generator)
+        set_state(self.generator, state)
         self.outside = outside
         self.swapped_in.add(self.index)
 
@@ -193,9 +197,9 @@ cdef class Drawing:
             return
         self.swapped_in.discard(self.index)
         try:
-            self.states[self.index] = self.generator.get_state()
+            self.states[self.index] = get_state(self.generator)
         finally:
-            self.generator.set_state(self.outside)
+            set_state(self.generator, self.outside)
             self.outside = None
 
 

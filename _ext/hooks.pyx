@@ -13,7 +13,7 @@ from .lazy cimport device_index, handle_of, is_ours
 cdef extern from *:
     """
     #define MT_SLOTS 84
-    #define MT_METHODS 30
+    #define MT_METHODS 40
     /* What is exchanged: of a function, how it is called; its definition stays, since that is what its hash is made of.
        Of a method, the definition. Both kinds of entry know by their number whom they stand for. */
     typedef struct {
@@ -90,27 +90,47 @@ cdef extern from *:
         return mt_run(s, ours, self, args, kwargs);
     }
 
+    /* The same of a method that takes no argument (NULL), or one. */
+    static PyObject *mt_short(int slot, PyObject *self, PyObject *given) {
+        const mt_slot *s = &mt_slots[MT_SLOTS + slot];
+        const int ours = mt_concerns(s->hook, self, given, NULL, NULL, 0);
+        PyObject *out, *args;
+        if (ours == 0) return s->torchs->ml_meth(self, given);
+        args = ours < 0 ? NULL : given == NULL ? PyTuple_New(0) : PyTuple_Pack(1, given);
+        if (args == NULL) return NULL;
+        out = mt_run(s, ours, self, args, NULL);
+        Py_DECREF(args);
+        return out;
+    }
+
     #define MT_ENTRY(n) static PyObject *mt_call_##n(PyObject *f, PyObject *const *a, size_t c, PyObject *k) { \
         return mt_called(n, f, a, c, k); }
     #define MT_METHOD(n) static PyObject *mt_method_##n(PyObject *s, PyObject *a, PyObject *k) { \
-        return mt_method(n, s, a, k); }
+        return mt_method(n, s, a, k); } \
+        static PyObject *mt_short_##n(PyObject *s, PyObject *a) { return mt_short(n, s, a); }
     #define MT_4(f, t) f(t##0) f(t##1) f(t##2) f(t##3)
     #define MT_10(f, t) MT_4(f, t) f(t##4) f(t##5) f(t##6) f(t##7) f(t##8) f(t##9)
     #define MT_84(f) MT_10(f, ) MT_10(f, 1) MT_10(f, 2) MT_10(f, 3) MT_10(f, 4) MT_10(f, 5) MT_10(f, 6) \
         MT_10(f, 7) MT_4(f, 8)
     MT_84(MT_ENTRY)
-    MT_10(MT_METHOD, ) MT_10(MT_METHOD, 1) MT_10(MT_METHOD, 2)
+    #define MT_40(f) MT_10(f, ) MT_10(f, 1) MT_10(f, 2) MT_10(f, 3)
+    MT_40(MT_METHOD)
     #define MT_NAME(n) mt_call_##n,
     #define MT_METHOD_NAME(n) mt_method_##n,
+    #define MT_SHORT_NAME(n) mt_short_##n,
     static const vectorcallfunc mt_entries[MT_SLOTS] = { MT_84(MT_NAME) };
-    static const PyCFunctionWithKeywords mt_methods[MT_METHODS] = {
-        MT_10(MT_METHOD_NAME, ) MT_10(MT_METHOD_NAME, 1) MT_10(MT_METHOD_NAME, 2) };
+    static const PyCFunctionWithKeywords mt_methods[MT_METHODS] = { MT_40(MT_METHOD_NAME) };
+    static const PyCFunction mt_shorts[MT_METHODS] = { MT_40(MT_SHORT_NAME) };
 
-    /* 1: a builtin function, 2: a method of a builtin type; 0: neither, or not one that takes keywords. */
+    static int mt_is_short(const PyMethodDef *def) { return def->ml_flags == METH_O || def->ml_flags == METH_NOARGS; }
+
+    /* 1: a builtin function that takes keywords, 2: a method of a builtin type that does, or takes one argument at
+       most; 0: neither. */
     static int mt_kind(PyObject *f) {
         PyMethodDef **def = mt_definition(f);
-        if (def == NULL || ((*def)->ml_flags & ~METH_STATIC) != (METH_VARARGS | METH_KEYWORDS)) return 0;
-        return PyCFunction_CheckExact(f) ? 1 : 2;
+        if (def == NULL) return 0;
+        if (((*def)->ml_flags & ~METH_STATIC) == (METH_VARARGS | METH_KEYWORDS)) return PyCFunction_CheckExact(f) ? 1 : 2;
+        return mt_is_short(*def) && !PyCFunction_CheckExact(f) ? 2 : 0;
     }
     static void mt_hook(int slot, PyObject *f, PyObject *hook) {
         mt_slot *s = &mt_slots[slot];
@@ -119,7 +139,8 @@ cdef extern from *:
             s->function = f;
             s->torchs = *mt_definition(f);
             s->ours = *s->torchs;
-            if (slot >= MT_SLOTS) s->ours.ml_meth = (PyCFunction)(void *)mt_methods[slot - MT_SLOTS];
+            if (slot >= MT_SLOTS && mt_is_short(&s->ours)) s->ours.ml_meth = mt_shorts[slot - MT_SLOTS];
+            else if (slot >= MT_SLOTS) s->ours.ml_meth = (PyCFunction)(void *)mt_methods[slot - MT_SLOTS];
         }
         Py_INCREF(hook);
         Py_XSETREF(s->hook, hook);
@@ -597,7 +618,7 @@ def hook(target, Hook asked):
         return
     slot, kind = _slot_of(target), mt_kind(target)
     if kind == 0:
-        raise TypeError(f"[hook] expected a builtin function or method that takes keywords, got {target!r}")
+        raise TypeError(f"[hook] expected a builtin function that takes keywords, or a builtin method, got {target!r}")
     if slot >= 0:
         asked.twin = original(target)
     elif kind == 1 and _n_functions < MT_SLOTS:

@@ -168,6 +168,7 @@ def stand_in(value: Any) -> str:
         return f"_ext/hooks.pyx: {type(value).__name__}"
     if isinstance(value, StandIn):
         return "mindtorch/patch/flags.py"
+    value = vars(value).get("__new__", value) if isinstance(value, type) else value  # a class that goes by torch's name
     for inner in ("func", "__func__", "fget"):
         value = getattr(value, inner, value)
     file = getattr(getattr(value, "__code__", None), "co_filename", "")

@@ -135,7 +135,8 @@ def test_L7_moving_keeps_identity_ties_and_optimizers(same_bits: Same) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", ["to_string", "to_device", "to_kw", "to_tensor", "to_dtype", "half", "float", "to_empty", "shared"]
+    "how",
+    ["to_string", "to_device", "to_kw", "to_tensor", "tensor_kw", "to_dtype", "half", "float", "to_empty", "shared"],
 )
 def test_L7_ways_to_move_and_cast(how: str) -> None:
     m = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
@@ -144,6 +145,7 @@ def test_L7_ways_to_move_and_cast(how: str) -> None:
         "to_device": lambda: m.to(torch.device(LAZY)),
         "to_kw": lambda: m.to(device=LAZY),
         "to_tensor": lambda: m.to(torch.ones(1, device=LAZY)),
+        "tensor_kw": lambda: m.to(tensor=torch.ones(1, device=LAZY), non_blocking=True),
         "to_dtype": lambda: m.to(LAZY, torch.float64),
         "half": lambda: m.to(LAZY).to(torch.bfloat16),
         "float": lambda: m.to(LAZY).double(),
@@ -156,6 +158,23 @@ def test_L7_ways_to_move_and_cast(how: str) -> None:
     assert m[1].num_batches_tracked.dtype == torch.int64
     x = torch.ones(4, 2, device=LAZY, dtype=dtype)
     assert m(x).dtype == dtype
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("like", [torch.float64, torch.int32])
+def test_L7_tensors_move_to_where_another_one_is(like: torch.dtype, named: bool) -> None:
+    def moved(device: str) -> list[Any]:
+        other = torch.ones(2, dtype=like, device=device)
+        given: dict[str, Any] = {"tensor": other} if named else {}
+        args = () if named else (other,)
+        packed = nn.utils.rnn.pack_sequence([torch.ones(2), torch.ones(1)]).to(*args, **given)
+        here = torch.ones(3, dtype=torch.float16, device=device)
+        back = here.to(**{"tensor": torch.ones(1)}) if named else here.to(torch.ones(1))
+        return [torch.ones(3).to(*args, **given), here.to(*args, **given), packed.data, back, other]
+
+    for plain, ours in zip(moved("cpu"), moved(LAZY)):
+        assert plain.dtype is ours.dtype and plain.tolist() == ours.tolist()
+    assert [str(t.device) for t in moved(LAZY)] == [LAZY, LAZY, LAZY, "cpu", LAZY]
 
 
 def test_L7_a_moved_model_can_be_copied_frozen_and_stripped(same_bits: Same) -> None:

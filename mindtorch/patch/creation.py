@@ -287,7 +287,8 @@ def manual_seed(seed: int, index: int) -> None:
         info = _infos["seed"] = _intern.OpInfo(
             "genie::manual_seed", "genie::manual_seed", _intern.RECORD, call=_seed_default, random=True
         )
-    _intercept.record_creation(info, (int(seed) & 0x7FFFFFFFFFFFFFFF,), None, index)
+    signed = (int(seed) + (1 << 63)) % (1 << 64) - (1 << 63)  # a record holds 64 bits; torch takes -1 for 2 ** 64 - 1
+    _intercept.record_creation(info, (signed,), None, index)
 
 
 def _seed_default(seed: int) -> None:

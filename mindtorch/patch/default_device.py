@@ -24,8 +24,9 @@ from .._ext import hooks as _hooks
 from ..base.patching import Patch, replaced
 from ..devices import mode, names
 from ..devices.lazy_device import DEVICE_TYPE
-from ..engine.execute import tensors
+from ..engine.execute import tensors, values
 from ..engine.record.meeting import bring_together
+from ..engine.record.predict import quiet
 from . import creation, generators, hooks, loaders, parallel, pretrained, slot
 
 __all__ = ["default_device", "one_generator"]
@@ -37,7 +38,6 @@ _NOT_HELD = frozenset({"empty_quantized"})
 #: Torch's own code that counts steps and seeds: it reads each number right away.
 _BOOKKEEPING = ("torch.optim.", "torch.utils.data.")
 _torch_get_default = torch.get_default_device
-_torch_seed = torch.random.seed
 
 
 @contextmanager
@@ -68,35 +68,46 @@ def one_generator(index: int) -> Iterator[None]:
     tensors.on_device()
     generators.watch_all()
     _hooks.take_default(_make)
-    with mode.enter(draws=index), replaced(_states()):
+    with mode.enter(draws=index), replaced(_methods()):
         yield
 
 
-def _states() -> Iterator[Patch]:
-    def get_rng_state() -> torch.Tensor:
-        index = generators.sequence_of()
-        return _torch_get_rng_state() if index is None else slot.module.get_rng_state(index)
-
-    def set_rng_state(new_state: torch.Tensor) -> None:
-        index = generators.sequence_of()
-        if index is None:
-            _torch_set_rng_state(new_state)
-        else:
-            slot.module.set_rng_state(new_state.cpu(), index)
-
-    def seed() -> int:
-        chosen = _torch_seed()
-        creation.manual_seed_all(chosen)
-        return chosen
-
-    for owner in (torch, torch.random):
-        yield owner, "get_rng_state", get_rng_state
-        yield owner, "set_rng_state", set_rng_state
-        yield owner, "seed", seed
+def _methods() -> Iterator[Patch]:
+    for name in _ASKED:
+        yield torch._C.Generator, name, _hooks.DrawHook(_ask, True)
 
 
-_torch_get_rng_state = torch.random.get_rng_state
-_torch_set_rng_state = torch.random.set_rng_state
+def _ask(method: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """A method of torch's default generator, which is the device's; of any other generator, torch's own."""
+    index = generators.sequence_of() if args[0] is torch.default_generator else None
+    return method(*args, **kwargs) if index is None else _ASKED[method.__name__](method, index, *args)
+
+
+def _seed(method: Any, index: int, generator: torch.Generator, *seed: Any) -> Any:
+    result = method(generator, *seed)  # for what draws from it without being asked
+    creation.manual_seed(seed[0] if seed else result, index)
+    return result
+
+
+def _read(method: Any, index: int, generator: torch.Generator) -> Any:
+    values.materialize([], f"generator.{method.__name__}", generator=index)
+    with values.lock, values.executor().rng(index), quiet():
+        return method(generator)
+
+
+def _set(method: Any, index: int, generator: torch.Generator, state: torch.Tensor) -> torch.Generator:
+    state = state.cpu() if isinstance(state, torch.Tensor) else state
+    method(generator, state)  # refuses what is none
+    slot.module.set_rng_state(state, index)
+    return generator
+
+
+#: What a generator does that tells or changes where it stands.
+_ASKED: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("manual_seed", "seed"), _seed),
+    **dict.fromkeys(("initial_seed", "get_state", "clone_state", "__reduce__"), _read),
+    "set_state": _set,
+}
 
 
 def _get_default() -> Any:

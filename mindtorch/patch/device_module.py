@@ -19,6 +19,7 @@ import torch
 
 from ..base.errors import UnsupportedOperationError
 from ..engine.execute import tensors, values
+from ..engine.record.predict import quiet
 from . import creation
 
 __all__ = ["NOT_APPLICABLE", "REFUSED", "DeviceModule", "Event", "Stream"]
@@ -212,13 +213,13 @@ class DeviceModule(types.ModuleType):
         """State of a device's generator; runs its pending draws, since they come before."""
         index = self._index(device)
         values.materialize([], "get_rng_state", generator=index)
-        with values.lock, values.executor().rng(index):
+        with values.lock, values.executor().rng(index), quiet():
             return _generator().get_state()
 
     def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
         index = self._index(device)
         values.materialize([], "set_rng_state", generator=index)
-        with values.lock, values.executor().rng(index):
+        with values.lock, values.executor().rng(index), quiet():
             _generator().set_state(state)
 
     def synchronize(self, device: Any = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +13,12 @@ import torch
 import torch.serialization
 
 from .._ext import blocks as _blocks
+from ..devices import mode
 from ..devices.lazy_device import index_of
 from ..devices.places import NPU, RECORDED, where
 from ..engine.execute import tensors, values
 from ..engine.record import eager
+from ..engine.record.predict import quiet
 from ..npu import moves as _moves
 from ..npu import tensor as _npu
 
@@ -74,7 +77,9 @@ def make_rebuild(original: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     def rebuild(storage: Any, storage_offset: int, size: Any, stride: Any) -> Any:
         target = getattr(storage._untyped_storage, _MARK, None)
         if target is None:
-            return original(storage, storage_offset, size, stride)
+            holds_data = mode.now.estimate is not None and storage._untyped_storage.device.type != "meta"
+            with quiet() if holds_data else nullcontext():  # in an estimate, else, a tensor without data
+                return original(storage, storage_offset, size, stride)
         if target.npu:
             return _on_npu(target, original(storage, storage_offset, size, stride))
         tensors.in_use()

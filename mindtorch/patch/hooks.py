@@ -220,7 +220,7 @@ def _numbered(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any
 
 def _target(args: tuple, kwargs: dict[str, Any]) -> Any:
     """The device that a ``.to(...)`` call names: ours, another one, or None."""
-    first = args[0] if args else kwargs.get("device", kwargs.get("other"))
+    first = args[0] if args else kwargs.get("device", kwargs.get("tensor"))
     if isinstance(first, (str, torch.device, mindtorch_device)):
         return first
     if isinstance(first, torch.Tensor):
@@ -323,9 +323,9 @@ def _stay(self: torch.Tensor, target: Any, args: tuple, kwargs: dict[str, Any]) 
         args = (args[0].dtype, *args[1:])
     elif args and target is not None and args[0] is target:
         args = ("cpu", *args[1:])
-    if "other" in kwargs:
-        kwargs = {**kwargs, "dtype": kwargs["other"].dtype}
-    return _below(_torch_to, self, *args, **{k: v for k, v in kwargs.items() if k not in ("device", "other")})
+    if "tensor" in kwargs:
+        kwargs = {**kwargs, "dtype": kwargs["tensor"].dtype}
+    return _below(_torch_to, self, *args, **{k: v for k, v in kwargs.items() if k not in ("device", "tensor")})
 
 
 def _new_hook(name: str) -> Any:
@@ -372,7 +372,11 @@ def _module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     args, kwargs = _numbered(args, kwargs)
     target = _target(args, kwargs)
     place = where(target)
-    args = (target, *args[1:]) if place is ESTIMATED and args and type(args[0]) is int else args
+    if place is ESTIMATED and args and type(args[0]) is int:
+        args = (target, *args[1:])
+    like = args[0] if args else kwargs.get("tensor")
+    if place is ESTIMATED and isinstance(like, torch.Tensor):  # C++ reads where its data is
+        args, kwargs = (target, like.dtype, *args[1:]), {k: v for k, v in kwargs.items() if k != "tensor"}
     sized = place is ESTIMATED and type_of(target) == "npu"
     if not (sized or place in (RECORDED, NPU)):
         return _torch_module_to(self, *args, **kwargs)

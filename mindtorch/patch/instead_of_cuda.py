@@ -42,4 +42,5 @@ def generators_made_by(make: Callable[[Any], torch.Generator]) -> type:
         def __new__(cls, device: Any = "cpu") -> Any:
             return make(device)
 
+    Generator.__module__, Generator.__qualname__ = "torch", "Generator"  # where pickle finds it
     return Generator

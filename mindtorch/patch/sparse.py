@@ -142,7 +142,7 @@ class KeptTensor(torch.Tensor):
             return _base.to(self, device=device, dtype=self.dtype if dtype is None else dtype, copy=True)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        first = args[0] if args else kwargs.get("device", kwargs.get("other"))
+        first = args[0] if args else kwargs.get("device", kwargs.get("tensor"))
         target = first.device if isinstance(first, torch.Tensor) else first
         if target is None or isinstance(target, torch.dtype):
             return super().to(*args, **kwargs)

@@ -91,6 +91,56 @@ def test_C9_training_with_loaders_and_dropout_has_pythons_bits(runs, executor):
     runs.same(TRAINING, options=("--executor", executor))
 
 
+DEFAULT_GENERATOR = """
+    import copy
+    import pickle
+    import torch
+
+    g, h = torch.default_generator, torch.Generator().manual_seed(4)
+    seeds = g.manual_seed
+
+    def stands():
+        return torch.get_rng_state().tolist() == g.get_state().tolist(), torch.initial_seed(), g.initial_seed()
+
+    torch.manual_seed(0)
+    print(torch.rand(2), stands())
+    print(g.manual_seed(7) is g, torch.rand(2), stands())
+    seeds(8)
+    print(torch.randn(3), torch.randperm(5), stands())
+    state = g.get_state()
+    first = torch.rand(4)
+    print(first, g.set_state(state) is g, torch.equal(torch.rand(4), first), stands())
+    for other in (g.clone_state(), pickle.loads(pickle.dumps(g)), copy.deepcopy(g)):
+        print(torch.rand(3, generator=other), torch.rand(3), type(other) is type(h))
+    print(torch.seed() == torch.initial_seed() == g.initial_seed(), [g.seed() == torch.initial_seed() for _ in range(8)])
+    torch.manual_seed(3)
+    with torch.random.fork_rng():
+        g.manual_seed(5)
+        print(torch.rand(2))
+    print(torch.rand(2), torch.nn.init.normal_(torch.empty(3), generator=g), stands())
+    g.set_state(h.get_state())
+    print(torch.rand(2), torch.rand(2, generator=h), h.initial_seed())
+    for wrong in (lambda: g.set_state(torch.zeros(3)), lambda: g.manual_seed("x"), lambda: g.set_state(3)):
+        try:
+            wrong()
+        except (TypeError, RuntimeError) as e:
+            print(type(e).__name__, e)
+    print(torch.rand(2), stands())
+    for seed in (-1, -5, 2**40 + 5, 2**63, 2**64 - 3):
+        torch.rand(2)
+        g.manual_seed(seed)
+        print(stands(), torch.rand(1))
+    g.manual_seed(1)
+    print([list(t.indices) for t in torch.utils.data.random_split(torch.arange(6), [3, 3])])
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--executor", "pipe"), ("--map", "cuda")], ids=["here", "pipe", "map"])
+def test_C9_torchs_default_generator_is_the_devices_by_each_method(runs, options):
+    """As data loaders of libraries have it: they draw a seed from it, and seed it as before."""
+    runs.same(DEFAULT_GENERATOR, options=options)
+
+
 def test_C9_training_has_pythons_bits_on_a_cluster(runs):
     pytest.importorskip("ray")
     runs.same(TRAINING, options=("--executor", "ray", "--address", "local"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Iterator
 
 import numpy as np
@@ -61,6 +62,28 @@ def test_C4_a_module_keeps_its_parameters_when_it_moves(session: None) -> None:
     assert model.half()[0].weight.dtype is torch.float16 and model[0].weight is first
     copied = copy.deepcopy(model)
     assert copied[0].weight is not first and str(copied[0].weight.device) == "cuda:0"
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_C4_a_module_moves_to_where_a_tensor_is(session: None, named: bool) -> None:
+    """To BoTorch's models: torch reads the tensor's device in C++, where it has none."""
+    like = torch.zeros(2, device="cuda:1", dtype=torch.float64)
+    for moved in (nn.Linear(2, 2), nn.BatchNorm1d(2)):
+        moved.to(tensor=like, non_blocking=True) if named else moved.to(like, True)
+        assert {str(p.device) for p in moved.state_dict().values()} == {"cuda:1"}
+        assert {p.dtype for p in moved.parameters()} == {torch.float64}
+    moved.to(torch.zeros(1))
+    assert moved.weight.device.type == "cpu" and moved.weight.dtype is torch.float32
+    with pytest.raises(TypeError, match="nn.Module.to only accepts floating point or complex dtypes"):
+        moved.to(torch.zeros(1, device="cuda", dtype=torch.int64))
+    packed = nn.utils.rnn.pack_sequence([torch.ones(2), torch.ones(1)])
+    packed = packed.to(tensor=like) if named else packed.to(like)
+    assert str(packed.data.device) == "cuda:1" and packed.data.dtype is torch.float64
+
+
+def test_C4_generators_can_be_pickled(session: None) -> None:
+    drawn = pickle.loads(pickle.dumps(torch.Generator().manual_seed(3)))
+    assert isinstance(drawn, torch.Generator) and drawn.initial_seed() == 3
 
 
 def test_C4_default_devices(session: None) -> None:

@@ -107,7 +107,7 @@ def to_options(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, bool, Any]:
     """(dtype, non_blocking, memory_format) of a ``.to(...)`` call; a move between devices always copies."""
     rest = list(args[1:]) if args else []
     dtype = kwargs.get("dtype")
-    other = args[0] if args else kwargs.get("other")
+    other = args[0] if args else kwargs.get("tensor")
     if isinstance(other, torch.Tensor):
         dtype = other.dtype
     elif rest and (rest[0] is None or isinstance(rest[0], torch.dtype)):

@@ -288,7 +288,7 @@ def _options(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """(device or None, the other options by name) of a ``.to(...)`` call."""
     options = dict(kwargs)
     target = options.pop("device", None)
-    other = options.pop("other", None)
+    other = options.pop("tensor", None)
     rest = list(args)
     if rest and isinstance(rest[0], torch.Tensor):
         other = rest.pop(0)

@@ -95,7 +95,7 @@ class KnownSparse(torch.Tensor):
         return _at(_below(func, types, args, kwargs or {}), place, given)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        first = args[0] if args else kwargs.get("device", kwargs.get("other"))
+        first = args[0] if args else kwargs.get("device", kwargs.get("tensor"))
         target = first.device if isinstance(first, torch.Tensor) else first
         if target is None or isinstance(target, torch.dtype):
             return super().to(*args, **kwargs)
