@@ -15,6 +15,7 @@ from array import array
 from typing import Any
 
 import torch
+from torch._C import _functorch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .._ext import lazy as _core
@@ -147,8 +148,10 @@ class Producers:
 
 def _has_storage(tensor: torch.Tensor) -> bool:
     dispatch = type(tensor).__torch_dispatch__
-    return (dispatch is _DEFAULT or dispatch is torch._C._disabled_torch_dispatch_impl) and (
-        tensor.layout is torch.strided
+    return (
+        (dispatch is _DEFAULT or dispatch is torch._C._disabled_torch_dispatch_impl)
+        and tensor.layout is torch.strided
+        and not _functorch.is_functorch_wrapped_tensor(tensor)  # vmap's, grad's: what is inside has one
     )
 
 

@@ -74,7 +74,7 @@ def test_C4_a_module_moves_to_where_a_tensor_is(session: None, named: bool) -> N
         assert {p.dtype for p in moved.parameters()} == {torch.float64}
     moved.to(torch.zeros(1))
     assert moved.weight.device.type == "cpu" and moved.weight.dtype is torch.float32
-    with pytest.raises(TypeError, match="nn.Module.to only accepts floating point or complex dtypes"):
+    with pytest.raises(TypeError, match=r"nn\.Module\.to only accepts floating point or complex dtypes"):
         moved.to(torch.zeros(1, device="cuda", dtype=torch.int64))
     packed = nn.utils.rnn.pack_sequence([torch.ones(2), torch.ones(1)])
     packed = packed.to(tensor=like) if named else packed.to(like)
@@ -210,6 +210,14 @@ def test_C4_lengths_of_a_ctc_loss_are_where_the_program_has_them(session: None) 
 def test_C4_complex_numbers_are_where_their_parts_are(session: None) -> None:
     assert torch.complex(torch.ones(3, device="cuda"), torch.ones(3, device="cuda")).is_cuda
     assert not torch.complex(torch.ones(3), torch.ones(3)).is_cuda
+
+
+def test_C4_windows_that_nobody_knows_are_no_reason_to_refuse_istft(session: None) -> None:
+    """Their sum was assumed to be 0, which istft() does not take."""
+    for window in (torch.rand(64, device="cuda"), torch.rand(64).cuda() + 0.5):
+        spectrum = torch.stft(torch.rand(2, 640, device="cuda"), 64, 16, window=window, return_complex=True)
+        assert torch.istft(spectrum, 64, 16, window=window).shape == (2, 640)
+        assert (spectrum * 2).istft(64, 16, window=window, length=600).shape == (2, 600)
 
 
 def test_C4_modules_that_learn_their_shapes(session: None) -> None:

@@ -71,6 +71,31 @@ def test_C8_what_is_no_function_or_no_number_of_calls_is_refused(
         mindtorch.profile(*args, **options)
 
 
+def test_C8_models_run_within_transforms_of_torch_func(caplog: pytest.LogCaptureFixture) -> None:
+    """The first calls are looked at more closely: what vmap and grad hand a model has no storage."""
+
+    def transformed() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        models = [nn.Linear(4, 2) for _ in range(3)]
+        stacked, _ = torch.func.stack_module_state(models)  # type: ignore[arg-type]
+        first, x = {name: value[0] for name, value in stacked.items()}, torch.ones(5, 4)
+
+        def loss(parameters: Any, x: torch.Tensor) -> torch.Tensor:
+            return torch.func.functional_call(models[0], parameters, (x,)).square().sum()
+
+        each = torch.vmap(torch.func.grad(loss), (None, 0))(first, x)
+        hessian = torch.func.hessian(loss)(first, x[0])["bias"]["bias"]
+        return [torch.vmap(loss, (0, None))(stacked, x), each["weight"], hessian]
+
+    expected = transformed()
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad), mindtorch.profile() as profiled:
+            made = transformed()
+        assert all(map(torch.equal, made, expected))
+        assert any(row["path"] == "Linear" and row["calls"] == 3 for row in profiled.report()["modules"])
+    assert not caplog.records
+
+
 def test_C2_callbacks_are_part_of_the_package() -> None:
     program = "import mindtorch; print(mindtorch.profile.callbacks.__name__)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)

@@ -31,6 +31,7 @@ from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
 import torch
+from torch._C import _functorch
 
 from mindtorch._ext import context
 from mindtorch._ext import lazy as _core
@@ -479,7 +480,10 @@ def _place(t: torch.Tensor) -> Any:
     handle = _core.get_handle(t)
     if handle is not None:
         return "slot", _core.root_slot(handle)
-    return t.untyped_storage()._cdata if t.layout == torch.strided else id(t)
+    strided = t.layout == torch.strided and not _functorch.is_functorch_wrapped_tensor(
+        t
+    )  # vmap's and grad's have no storage
+    return t.untyped_storage()._cdata if strided else id(t)
 
 
 def _version(t: torch.Tensor) -> int:

@@ -47,18 +47,19 @@ def balanced(on: bool) -> Iterator[None]:
 
 
 def install() -> None:
-    """Have torch's ``cov`` answered here: it refuses weights whose sum is 0, so unknown ones are taken to be 1."""
-    for func in (torch.cov, torch.Tensor.cov) if not _weighted else ():
-        _weighted.append(func)
-        handler = functools.partial(_with_weights, func)
-        _intercept.register(func, _intern.OpInfo(func, "aten::cov", _intern.HANDLER, handler=handler))
+    """Have torch's ``cov`` and ``istft`` answered here: they refuse weights, and windows, whose sum is 0, so unknown
+    ones are taken to be 1."""
+    for func in (torch.cov, torch.Tensor.cov, torch.istft, torch.Tensor.istft) if not _divisors else ():
+        _divisors.append(func)
+        handler = functools.partial(_with_ones, func)
+        _intercept.register(func, _intern.OpInfo(func, f"aten::{func.__name__}", _intern.HANDLER, handler=handler))
 
 
-_weighted: list[Any] = []  # the functions that are answered here
+_divisors: list[Any] = []  # the functions that are answered here
 _weighing = threading.local()
 
 
-def _with_weights(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+def _with_ones(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     if mode.now.estimate is None or getattr(_weighing, "now", False):
         return NotImplemented
     _weighing.now = True

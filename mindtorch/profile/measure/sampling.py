@@ -160,9 +160,9 @@ class SamplingProfile(Sampling):
         self._called_at = 0  # nodes
 
     def _begin(self) -> None:
-        recorder = self._recorder = Recorder(ComputationGraph())
+        self._recorder = Recorder(ComputationGraph())
         for root, at in modules.roots():
-            recorder.saw_root(root, at, prefix_of(at))
+            self.saw_root(root, at)
         self._collector.noted = self
 
     def _called(self) -> None:
@@ -176,8 +176,12 @@ class SamplingProfile(Sampling):
         return Sample(recorder.graph)
 
     def saw_root(self, root: torch.nn.Module, path: int) -> None:
-        if self._recorder is not None:
+        if self._recorder is None:
+            return
+        try:
             self._recorder.saw_root(root, path, prefix_of(path))
+        except Exception as error:  # noqa: BLE001 - as below
+            self._failed(error)
 
     def begins(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Beginning | None:
         recorder = self._recorder
