@@ -34,13 +34,28 @@ _FEW = 4  # calls of an optimizer's step: so few are no loop over parameters
 
 
 def data(of: Looked) -> Said | None:
+    if of.seen.mode != "measured":
+        return None
     mine = [row for row in of.rows if row.phase == DATA]
-    share = of.part(sum(row.ns for row in mine) / 1e9)
+    starting = _starting(of)
+    share = of.part(sum(row.ns for row in (*mine, *starting)) / 1e9)
     text = f"{percent(share)} of the time the model waits for data"
+    if starting:
+        part = of.part(sum(row.ns for row in starting) / 1e9)
+        text += f", or for the DataLoader's workers to start and end ({percent(part)})"
     to_try = "num_workers of the DataLoader: batches are made while the model computes; or cheaper transforms"
     if any("DataLoader" in kind for kind in of.seen.children):
         to_try = "more num_workers of the DataLoader, persistent_workers=True for several epochs; or cheaper transforms"
-    return Said(text, share, of.heaviest(mine), to_try) if of.seen.mode == "measured" else None
+    return Said(text, share, of.heaviest(mine), to_try)
+
+
+def _starting(of: Looked) -> list[Row]:
+    """The rows of Python at a line that waits for batches of workers: there it starts them, and ends them."""
+    if not any("DataLoader" in kind for kind in of.seen.children):
+        return []
+    waiting = {context.location(row.location) for row in of.rows if row.phase == DATA and not row.sig}
+    return [row for row in of.rows
+            if row.phase != DATA and not row.sig and context.location(row.location) in waiting]  # fmt: skip
 
 
 def python(of: Looked) -> Said | None:
@@ -57,11 +72,12 @@ def python(of: Looked) -> Said | None:
     torchs = {(row.phase, context.location(row.location)) for row in of.rows if row.sig and row.phase in phases}
     lines: Counter[Any] = Counter()
     rows: dict[Any, list[Row]] = {}
+    starting = {id(row) for row in _starting(of)}
     for row in of.rows:
         where = context.location(row.location)
         if row.sig:
             lines[where] -= row.calls * _CALLING
-        elif row.phase != DATA and (row.phase, where) not in torchs:
+        elif row.phase != DATA and (row.phase, where) not in torchs and id(row) not in starting:
             lines[where] += row.ns
             rows.setdefault(where, []).append(row)
     for (_, location), ns in of.seen.stages[of.seen.reached].waits.items():
