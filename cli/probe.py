@@ -100,7 +100,8 @@ def _remote(index: int | None) -> _Answer:
         "note": "operations are recorded and run when they are read",
     }
     try:
-        details |= _EXECUTORS[config.executor()]() | {"executor": config.executor()}
+        name = config.executor()
+        details |= _EXECUTORS.get(name, lambda: {"where": "an executor of your own"})() | {"executor": name}
     except UsageError as error:
         return False, str(error), "see docs/EXECUTORS.md", details
     if not hardware.has_module("torch"):

@@ -37,7 +37,7 @@ Examples:
 )
 @click.option(
     "--executor",
-    type=click.Choice(["local", "loopback", "pipe", "ray"]),
+    metavar="local|loopback|pipe|ray|MODULE:CLASS",
     help="What computes; overrides GENIE_EXECUTOR.",
 )
 @click.option("--address", metavar="ADDRESS", help="Address of the Ray cluster; overrides GENIE_ADDRESS.")
@@ -148,14 +148,15 @@ def _index(name: str) -> int:
 
 def _choose(executor: str | None, address: str | None, workers: int | None, stack: ExitStack) -> None:
     """Say what computes, in the environment: to processes that the program starts, too."""
+    from mindtorch.base import config
+
+    executor = None if executor is None else config.executor_named(executor, "--executor")
     if address is not None and executor != "ray":
         raise UsageError("--address is for --executor ray")
     if workers is not None and executor not in ("ray", "pipe"):
         raise UsageError("--workers is for --executor ray and --executor pipe")
     if executor is not None:
         _set("GENIE_EXECUTOR", executor, stack)
-    from mindtorch.base import config
-
     if config.executor() == "ray":
         from mindtorch.cluster.link import check_ray
 

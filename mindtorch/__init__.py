@@ -220,6 +220,8 @@ def _executor() -> Executor:
         from .cluster.connect import default_executor
 
         return default_executor()
+    if config.executor() != "pipe":
+        return _executor_of_others(config.executor())
     from .engine.remote.pipe import PipeExecutor
 
     found = [PipeExecutor(config.executor_device()) for _ in range(config.workers() or 1)]
@@ -228,6 +230,26 @@ def _executor() -> Executor:
     from .engine.remote.placing import PlacingExecutor
 
     return PlacingExecutor(found, config.worker_memory())
+
+
+def _executor_of_others(name: str) -> Executor:
+    """What the class of that name gives, called without arguments; one that wraps another gets the one of here."""
+    from .base import config, plugins
+    from .base.errors import UsageError
+    from .engine.execute import Executor, LocalExecutor, WrappingExecutor
+
+    try:
+        make = plugins.load(name, "mindtorch.executors")
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"GENIE_EXECUTOR: expected a class that can be imported, got {name!r}: {error}") from error
+    wraps = isinstance(make, type) and issubclass(make, WrappingExecutor)
+    try:
+        made = make(LocalExecutor(config.executor_device())) if wraps else make()
+    except TypeError as error:
+        raise UsageError(f"GENIE_EXECUTOR: expected {name} to take no arguments, got {error}") from error
+    if not isinstance(made, Executor):
+        raise UsageError(f"GENIE_EXECUTOR: expected {name} to give an Executor, got {type(made).__name__}")
+    return made
 
 
 class _Awaited(ModuleSpec):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 
+from . import plugins
 from .errors import UsageError
 
 _FALSE = {"0", "false", "no", "off", ""}
@@ -90,15 +91,29 @@ def unsupported() -> str:
     return value
 
 
+#: The executors of this package.
+EXECUTORS = ("local", "loopback", "pipe", "ray")
+
+
 def executor() -> str:
     """``GENIE_EXECUTOR`` (``local``): what runs recordings. ``local``: torch, here; ``loopback``: the same behind
     messages, which become bytes on the way; ``pipe``: behind messages to a child process; ``ray``: to an actor of a
-    Ray cluster.
+    Ray cluster; ``package.module:Class``, or a name under the entry points ``mindtorch.executors``: somebody else's.
     """
-    value = os.environ.get("GENIE_EXECUTOR", "local").strip().lower()
-    if value not in ("local", "loopback", "pipe", "ray"):
-        raise UsageError(f"GENIE_EXECUTOR: expected local, loopback, pipe or ray, got {value!r}")
-    return value
+    return executor_named(os.environ.get("GENIE_EXECUTOR", "local"), "GENIE_EXECUTOR")
+
+
+def executor_named(value: str, what: str) -> str:
+    """``value`` as `executor` has it. UsageError: `what`, which has that value, names none."""
+    value = value.strip()
+    if value.lower() in EXECUTORS:
+        return value.lower()
+    if re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*", value):
+        return value
+    offered = plugins.names("mindtorch.executors")
+    if value in offered:
+        return value
+    raise UsageError(f"{what}: expected {', '.join((*EXECUTORS, *offered))} or package.module:Class, got {value!r}")
 
 
 def executor_was_asked_for() -> bool:

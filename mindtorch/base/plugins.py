@@ -1,4 +1,4 @@
-"""What other packages offer by entry points: optimization passes, patterns."""
+"""What other packages offer by entry points: optimization passes, patterns, executors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from .._ext.signals import by_signal_handler
 
-__all__ = ["offered"]
+__all__ = ["load", "names", "offered"]
 
 T = TypeVar("T")
 
@@ -33,3 +33,14 @@ def offered(group: str, kind: type[T], failed: Callable[[str, Exception], Any]) 
         else:
             found.append(given)
     return found
+
+
+def names(group: str) -> list[str]:
+    """The names of the entry points of `group`."""
+    return sorted({entry.name for entry in importlib.metadata.entry_points(group=group)})
+
+
+def load(name: str, group: str) -> Any:
+    """What ``package.module:Class`` names, or the entry point `name` of `group`."""
+    found = importlib.metadata.EntryPoint(name, name, group) if ":" in name else None
+    return (found or next(iter(importlib.metadata.entry_points(group=group, name=name)))).load()

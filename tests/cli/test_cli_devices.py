@@ -219,6 +219,7 @@ def test_C7_remote_accelerator_is_as_usable_as_what_it_runs_on(monkeypatch, valu
         ("pipe", "in a child process"),
         ("loopback", "behind messages, in the"),
         ("ray", "on a Ray cluster, started with the program"),
+        ("package.module:Class", "an executor of your own"),
     ],
 )
 def test_C7_remote_accelerator_names_the_executor(monkeypatch, value, where):

@@ -276,3 +276,75 @@ def test_C9_the_executors_cuda_and_the_programs_are_not_mixed_up(runs):
     finally:
         executor.device = torch.device("cpu")
         mindtorch.set_executor(previous)
+
+
+OWN = """
+    import mindtorch
+
+    class Logged(mindtorch.WrappingExecutor):
+        def submit(self, segment):
+            print("ran", [name for name, *_ in segment.instructions()])
+            super().submit(segment)
+
+    class Inner:
+        here = mindtorch.LocalExecutor
+
+    number = 3
+
+    def wrong():
+        return 3
+
+    def needs(more):
+        return more
+"""
+TRIPLE = """
+    import torch
+    print((torch.ones(2) * 3).tolist())
+"""
+
+
+def test_R1_an_executor_of_the_users_own_is_named_by_its_class(runs, monkeypatch):
+    runs.write(OWN, "Logs.py")
+    name = runs.write(TRIPLE)
+    for given in ("Logs:Logged", " Logs:Logged "):
+        ran = runs.run(*runs.GENIE, "--executor", given, name)
+        assert (ran.code, ran.out) == (0, "ran ['aten::ones', 'aten::mul']\n[3.0, 3.0]\n"), ran.err
+    assert runs.run(*runs.GENIE, "--executor", "Logs:Inner.here", name).out == "[3.0, 3.0]\n"
+    monkeypatch.setenv("GENIE_EXECUTOR", "Logs:Logged")
+    assert runs.run(*runs.GENIE, name).out.startswith("ran ")
+    monkeypatch.setenv("GENIE_EXECUTOR", "LOCAL")
+    assert runs.run(*runs.GENIE, name).out == "[3.0, 3.0]\n"
+
+
+def test_R1_a_package_offers_its_executor_by_a_name(runs, monkeypatch):
+    runs.write(OWN, "Logs.py")
+    folder = Path("logs-1.0.dist-info")
+    folder.mkdir()
+    folder.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: logs\nVersion: 1.0\n")
+    folder.joinpath("entry_points.txt").write_text("[mindtorch.executors]\nlogged = Logs:Logged\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))
+    name = runs.write(TRIPLE)
+    assert runs.anew(*runs.GENIE, "--executor", "logged", name).out.startswith("ran ")
+    ran = runs.anew(*runs.GENIE, "--executor", "other", name)
+    assert ran.code == 2
+    assert "--executor: expected local, loopback, pipe, ray, logged or package.module:Class, got 'other'" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "message"),
+    [
+        ("tape", 2, "--executor: expected local, loopback, pipe, ray or package.module:Class, got 'tape'"),
+        ("Logs:", 2, "expected local, loopback, pipe, ray or package.module:Class, got 'Logs:'"),
+        ("Logs:Logged.", 2, "got 'Logs:Logged.'"),
+        ("1:Logged", 2, "got '1:Logged'"),
+        ("nowhere:Logged", 1, "GENIE_EXECUTOR: expected a class that can be imported, got 'nowhere:Logged'"),
+        ("Logs:Missing", 1, "GENIE_EXECUTOR: expected a class that can be imported, got 'Logs:Missing'"),
+        ("Logs:number", 1, "GENIE_EXECUTOR: expected Logs:number to take no arguments, got 'int' object is not"),
+        ("Logs:needs", 1, "GENIE_EXECUTOR: expected Logs:needs to take no arguments, got needs() missing 1"),
+        ("Logs:wrong", 1, "GENIE_EXECUTOR: expected Logs:wrong to give an Executor, got int"),
+    ],
+)
+def test_R1_what_names_no_executor_is_one_clear_error(runs, given, code, message):
+    runs.write(OWN, "Logs.py")
+    ran = runs.run(*runs.GENIE, "--executor", given, runs.write(TRIPLE))
+    assert ran.code == code and message in ran.err and ran.out == ""
