@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from mindtorch.base.errors import UsageError
 from mindtorch.base.formats import Format, atomic
 from mindtorch.profile.report.conditions import METRICS, Condition
 
@@ -84,7 +83,9 @@ def command(
     else:
         if len(words) != 2:
             raise click.UsageError(f"expected two reports, BEFORE and AFTER, got {len(words)}")
-        before, after = map(_read, words)
+        from mindtorch.profile.report.saved import read  # `genie --help` does without
+
+        before, after = map(read, words)
         names = words[0], words[1]
     from mindtorch.profile.report.difference import compare  # `genie --help` does without
 
@@ -109,16 +110,3 @@ def command(
     for line in broken:
         click.echo(f"genie: {line}", err=True)
     return 1 if broken else 0
-
-
-def _read(name: str) -> Any:
-    """A report. UsageError where there is none."""
-    import gzip  # which `genie --help` does without
-
-    try:
-        with gzip.open(name, "rt", encoding="utf-8") if name.endswith(".gz") else open(name, encoding="utf-8") as file:
-            return json.load(file)
-    except OSError as error:
-        raise UsageError(f"cannot read {name}: {error.strerror or error}") from error
-    except ValueError as error:  # no text, or no JSON
-        raise UsageError(f"{name}: expected a file that genie profile --json made, got something else") from error

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from .graph.listening import SegmentRun, register_segment_hook
     from .patch.hooks import disable, enable, is_enabled
     from .profile.cost.analyzer import RooflineAnalyzer
+    from .profiling import Report, load_report
 
 __version__ = VERSION
 __all__ = [
@@ -77,6 +78,7 @@ __all__ = [
     "PlacingExecutor",
     "RayExecutor",
     "RemoteExecutor",
+    "Report",
     "RooflineAnalyzer",
     "SegmentRun",
     "SpreadExecutor",
@@ -95,6 +97,7 @@ __all__ = [
     "get_default_device",
     "get_executor",
     "is_enabled",
+    "load_report",
     "profile",
     "register_segment_hook",
     "reset_stats",
@@ -145,6 +148,8 @@ _HOME = {
     "set_executor": "engine.execute.values",
     "set_passes": "engine.passes",
     "load_ipython_extension": "profiling",
+    "Report": "profiling",
+    "load_report": "profiling",
     "unload_ipython_extension": "profiling",
 }
 # Packages that are public names themselves; `profile` is called.

@@ -21,12 +21,13 @@ from mindtorch.cli.report import SORT_KEYS, TABLES, View, render_report
 from mindtorch.engine.execute import values
 from mindtorch.profile import Profiler
 from mindtorch.profile.measure.run import check_iterations
+from mindtorch.profile.report import saved
 from mindtorch.profile.report.export import FORMATS
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Profile", "load_ipython_extension", "profiled", "unload_ipython_extension"]
+__all__ = ["Profile", "Report", "load_ipython_extension", "load_report", "profiled", "unload_ipython_extension"]
 
 _FORMATS = {each.name: each for each in FORMATS if not each.sized}  # those of estimates
 _FRAMES = {**{name: f"{name}s" for name in TABLES}, "finding": "findings", "pattern": "patterns"}
@@ -41,36 +42,18 @@ _COLUMNS = {
 _COUNTS, _FLAGS = ("warmup", "steps"), ("lines", "hits", "shapes")
 
 
-class Profile(Profiler):
-    """A `Profiler` that knows how to show itself: ``print(p)``, after the block; in a notebook, as a page.
+class Report:
+    """What ``genie profile`` found: ``print(r)``, its figures, its tables. ``r.report()`` is all of it, as a dict."""
 
-    ``p.report()`` is the same as a dict, as ``genie profile --json`` writes it; ``p.show(by="line")`` is one table in
-    full: "module", "op", "line" or "phase". All that runs in the block is reported.
-    """
+    def __init__(self, made: dict[str, Any]) -> None:
+        self._made = made
 
-    _ended = False
+    def report(self) -> dict[str, Any]:
+        """As ``genie profile --json`` writes it; docs/PROFILE.md explains its keys."""
+        return self._made
 
-    def __init__(self, *, whole: bool = True, **options: Any) -> None:
-        for name in options:
-            if name not in _OPTIONS:
-                raise TypeError(
-                    f"[profile] expected options of {', '.join(_OPTIONS)}, got {name!r}; what a model gets by name "
-                    f"goes into a function: mindtorch.profile(lambda: model(x, {name}=...))"
-                )
-        super().__init__(whole=whole, **options)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
-        self._ended = True
-
-    @functools.cached_property
-    def _made(self) -> dict[str, Any]:
-        """The report; it does not change any more. Raises RuntimeError before the end of the block."""
-        if not self._ended:
-            raise RuntimeError("[profile] expected the block to have ended, got a profile that is still being made")
-        return self.report()
+    def __str__(self) -> str:
+        return self.show()
 
     # ---- figures
 
@@ -98,7 +81,7 @@ class Profile(Profiler):
         found: list[dict[str, Any]] = self._made["findings"]
         return found
 
-    # ---- as a whole
+    # ---- tables
 
     def show(self, by: str | None = None, top: int | None = None, depth: int | None = None,
              sort: str | None = None) -> str:  # fmt: skip
@@ -107,6 +90,56 @@ class Profile(Profiler):
             if asked is not None and asked not in choices:
                 raise ValueError(f"[profile] expected {name}= to be one of {', '.join(choices)}, got {asked!r}")
         return render_report(self._made, Canvas(terminal_width(), color=False), View(by, top, depth, sort), "", [])
+
+    def to_pandas(self, table: str = "op") -> pandas.DataFrame:
+        """A table of the report as a DataFrame: "op", "module", "line", "phase", "finding" or "pattern".
+
+        Raises ImportError without pandas.
+        """
+        if table not in _FRAMES:
+            raise ValueError(f"[profile] expected one of the tables {', '.join(_FRAMES)}, got {table!r}")
+        rows = self._made[_FRAMES[table]]
+        try:
+            import pandas
+        except ImportError as error:
+            raise ImportError("[profile] to_pandas() needs pandas: pip install pandas") from error
+        return pandas.DataFrame(rows, columns=None if rows else _COLUMNS.get(table))
+
+
+class Profile(Report, Profiler):
+    """A `Profiler` that knows how to show itself: ``print(p)``, after the block; in a notebook, as a page.
+
+    ``p.report()`` is the same as a dict, as ``genie profile --json`` writes it; ``p.show(by="line")`` is one table in
+    full: "module", "op", "line" or "phase". All that runs in the block is reported.
+    """
+
+    _ended = False
+
+    def __init__(self, *, whole: bool = True, **options: Any) -> None:
+        for name in options:
+            if name not in _OPTIONS:
+                raise TypeError(
+                    f"[profile] expected options of {', '.join(_OPTIONS)}, got {name!r}; what a model gets by name "
+                    f"goes into a function: mindtorch.profile(lambda: model(x, {name}=...))"
+                )
+        Profiler.__init__(self, whole=whole, **options)
+
+    report = Profiler.report  # type: ignore[assignment]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+        self._ended = True
+
+    @functools.cached_property
+    def _made(self) -> dict[str, Any]:  # type: ignore[override]
+        """The report; it does not change any more. Raises RuntimeError before the end of the block."""
+        if not self._ended:
+            raise RuntimeError("[profile] expected the block to have ended, got a profile that is still being made")
+        return self.report()
+
+    # ---- as a whole
 
     def __str__(self) -> str:
         return self.show() if self._ended else repr(self)
@@ -123,20 +156,6 @@ class Profile(Profiler):
             return None
         return f'<iframe srcdoc="{html.escape(self.html())}" style="width:100%;height:44rem;border:0"></iframe>'
 
-    def to_pandas(self, table: str = "op") -> pandas.DataFrame:
-        """A table of the report as a DataFrame: "op", "module", "line", "phase", "finding" or "pattern".
-
-        Raises ImportError without pandas.
-        """
-        if table not in _FRAMES:
-            raise ValueError(f"[profile] expected one of the tables {', '.join(_FRAMES)}, got {table!r}")
-        rows = self._made[_FRAMES[table]]
-        try:
-            import pandas
-        except ImportError as error:
-            raise ImportError("[profile] to_pandas() needs pandas: pip install pandas") from error
-        return pandas.DataFrame(rows, columns=None if rows else _COLUMNS.get(table))
-
     def save(self, path: str | os.PathLike[str], format: str | None = None) -> None:
         """Write a file, as the options of ``genie profile`` do: x.json, x.csv, x.html, x.trace.json, x.flame.json, or
         what `format` says ("json", "csv", "html", "trace", "flame"). What ends in .gz is packed, but for a page.
@@ -149,6 +168,16 @@ class Profile(Profiler):
         write_anew(os.fspath(path), lambda name: said.append(each.write(made, self.recording, name)))
         for words in filter(None, said):
             warnings.warn(f"[profile] {os.fspath(path)} {words}", stacklevel=2)
+
+
+def load_report(path: str | os.PathLike[str]) -> Report:
+    """The report in a file that ``genie profile --json`` or `Profile.save` wrote, packed (.gz) or not.
+
+    Raises UsageError where it is none, or of another ``schema_version``.
+    """
+    made = saved.read(path)
+    saved.check(made, os.fspath(path))
+    return Report(made)
 
 
 def _format(path: str, asked: str | None) -> Format:

@@ -146,6 +146,45 @@ def test_C2_tables_without_rows_have_their_columns(profiled: Profile) -> None:
         assert empty.empty and list(empty) == list(full.to_pandas(table)) and not full.to_pandas(table).empty
 
 
+@pytest.mark.parametrize("name", ["p.json", "p.json.gz"])
+def test_C2_a_report_that_was_written_is_read_again(profiled: Profile, tmp_path: Path, name: str) -> None:
+    profiled.save(tmp_path / name)
+    read = mindtorch.load_report(tmp_path / name)
+    assert isinstance(read, mindtorch.Report) and isinstance(profiled, mindtorch.Report)
+    for figure in ("time_s", "flops", "macs", "peak_bytes", "findings"):
+        assert getattr(read, figure) == getattr(profiled, figure), figure
+    assert str(read) == str(profiled) and read.show(by="line", top=3) == profiled.show(by="line", top=3)
+    for table in ("op", "module", "line", "phase", "finding", "pattern"):
+        pandas.testing.assert_frame_equal(read.to_pandas(table), profiled.to_pandas(table))
+    assert read.report() == json.loads(json.dumps(profiled.report()))
+
+
+def test_C2_a_report_of_an_estimate_is_read_again(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "mindtorch.cli.main", "profile", "--target", "h100", "--json", "p.json", "s.py"]
+    (tmp_path / "s.py").write_text("import torch\ntorch.nn.Linear(4, 2).cuda()(torch.ones(3, 4).cuda()).sum().item()\n")
+    printed = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    read = mindtorch.load_report(str(tmp_path / "p.json"))
+    assert read.report()["mode"] == "estimate" and read.flops == read.report()["totals"]["flops"] > 0
+    assert "NVIDIA H100" in str(read) and "NVIDIA H100" in printed
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot read .*p.json: No such file"),
+        ("no JSON", "expected a file that genie profile --json made"),
+        ("[1]", "expected a file that genie profile --json made"),
+        ('{"totals": {}, "schema_version": 1}', "expected a report with schema_version 2, got 1"),
+        ('{"totals": {}, "schema_version": 2, "ranks": [1, 2]}', "expected the report of one rank, got that of all 2"),
+    ],
+)
+def test_C8_what_is_no_report_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / "p.json").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        mindtorch.load_report(tmp_path / "p.json")
+
+
 def test_C2_save_writes_what_the_command_writes(profiled: Profile, tmp_path: Path) -> None:
     for name in ("a.json", "a.csv", "a.trace.json", "a.trace.json.gz", "a.flame.json", "a.html"):
         profiled.save(tmp_path / name)

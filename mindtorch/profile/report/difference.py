@@ -14,7 +14,7 @@ from typing import Any
 
 from mindtorch.base.errors import UsageError
 from mindtorch.profile.report import aligned
-from mindtorch.profile.report.export import SCHEMA_VERSION
+from mindtorch.profile.report.saved import check
 
 #: Of the dict that `compare` makes, as `export.SCHEMA_VERSION` is of a report.
 DIFFERENCE_VERSION = 1
@@ -62,22 +62,6 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], names: tuple[st
         "renamed": join.renamed(),
         "rows": [row for row in rows if row.pop("differs")],
     }
-
-
-def check(report: Any, name: str) -> None:
-    """UsageError where that is not the report of one process, of this version."""
-    if not isinstance(report, dict) or "totals" not in report or "diff" in report:
-        raise UsageError(f"{name}: expected a file that genie profile --json made, got something else")
-    if report.get("schema_version") != SCHEMA_VERSION:
-        raise UsageError(
-            f"{name}: expected a report with schema_version {SCHEMA_VERSION}, got {report.get('schema_version')!r}: "
-            "make it again with this version of genie"
-        )
-    if "detail" not in report:
-        ranks = report.get("ranks")
-        if ranks and not report.get("rank"):
-            raise UsageError(f"{name}: expected the report of one rank, got that of all {len(ranks)} in one")
-        raise UsageError(f"{name}: expected a report with rows by line, got one of an older genie: make it again")
 
 
 def _kind(report: Mapping[str, Any]) -> str:
