@@ -129,8 +129,9 @@ cdef extern from *:
     static int mt_kind(PyObject *f) {
         PyMethodDef **def = mt_definition(f);
         if (def == NULL) return 0;
-        if (((*def)->ml_flags & ~METH_STATIC) == (METH_VARARGS | METH_KEYWORDS)) return PyCFunction_CheckExact(f) ? 1 : 2;
-        return mt_is_short(*def) && !PyCFunction_CheckExact(f) ? 2 : 0;
+        if (((*def)->ml_flags & ~METH_STATIC) != (METH_VARARGS | METH_KEYWORDS))
+            return mt_is_short(*def) && !PyCFunction_CheckExact(f) ? 2 : 0;
+        return PyCFunction_CheckExact(f) ? 1 : 2;
     }
     static void mt_hook(int slot, PyObject *f, PyObject *hook) {
         mt_slot *s = &mt_slots[slot];

@@ -83,7 +83,7 @@ def command(
     else:
         if len(words) != 2:
             raise click.UsageError(f"expected two reports, BEFORE and AFTER, got {len(words)}")
-        from mindtorch.profile.report.saved import read  # `genie --help` does without
+        from mindtorch.profile.report.from_file import read  # `genie --help` does without
 
         before, after = map(read, words)
         names = words[0], words[1]

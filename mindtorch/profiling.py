@@ -21,7 +21,7 @@ from mindtorch.cli.report import SORT_KEYS, TABLES, View, render_report
 from mindtorch.engine.execute import values
 from mindtorch.profile import Profiler
 from mindtorch.profile.measure.run import check_iterations
-from mindtorch.profile.report import saved
+from mindtorch.profile.report import from_file
 from mindtorch.profile.report.export import FORMATS
 
 if TYPE_CHECKING:
@@ -175,8 +175,8 @@ def load_report(path: str | os.PathLike[str]) -> Report:
 
     Raises UsageError where it is none, or of another ``schema_version``.
     """
-    made = saved.read(path)
-    saved.check(made, os.fspath(path))
+    made = from_file.read(path)
+    from_file.check(made, os.fspath(path))
     return Report(made)
 
 

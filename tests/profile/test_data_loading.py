@@ -2,6 +2,7 @@
 
 import sysconfig
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FunctionType
 
@@ -202,3 +203,23 @@ def test_C2_another_loader_before_the_loop_is_none_of_it():
     assert of_the_loop(table, False, {1: 9, 2: 5, 5: 5, 3: 9})[1].tolist() == [2, 5, 6]
     assert of_the_loop(table, False, {1: 9, 2: 8, 6: 8})[1].tolist() == [2, 5, 6]
     assert of_the_loop(table, False)[1].tolist() == [5, 6]
+
+
+def test_C2_finding_data_wait_has_the_workers_that_start(monkeypatch):
+    """It was called Python at one line, which the program cannot move anywhere."""
+    start = "import time\ndef start(self):\n    time.sleep(0.4)\n    original(self)\n"
+    names = {"original": BaseProcess.start}
+    exec(compile(start, str(Path(torch.__file__).parent / "utils" / "data" / "slow.py"), "exec"), names)
+    monkeypatch.setattr(BaseProcess, "start", names["start"])
+
+    def program() -> None:
+        for _ in range(2):
+            for _ in DataLoader(torch.ones(6, 8), batch_size=3, num_workers=2):
+                nn.Identity()(torch.ones(1))
+
+    with Profiler(whole=True) as seen:
+        program()
+    found = {row["id"]: row for row in seen.report()["findings"]}
+    assert found["data-wait"]["seconds"] > 3 * 0.4 and "python-line" not in found
+    assert "for the DataLoader's workers to start and end" in found["data-wait"]["text"]
+    assert Path(found["data-wait"]["place"]["file"]) == Path(__file__)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -117,26 +116,6 @@ def test_C2_finding_data_wait_says_what_more_there_is_where_workers_work() -> No
     with Profiler(whole=True) as seen:
         program()
     assert the(seen.report(), "data-wait")["try"].startswith("more num_workers")
-
-
-def test_C2_finding_data_wait_has_the_workers_that_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was called Python at one line, which the program cannot move anywhere."""
-    start = "import time\ndef start(self):\n    time.sleep(0.4)\n    original(self)\n"
-    names: dict[str, Any] = {"original": BaseProcess.start}
-    exec(compile(start, str(Path(torch.__file__).parent / "utils" / "data" / "slow.py"), "exec"), names)
-    monkeypatch.setattr(BaseProcess, "start", names["start"])
-
-    def program() -> None:
-        for _ in range(2):
-            for _ in DataLoader(Slow(0.0), batch_size=3, num_workers=2):  # slow to start
-                nn.Identity()(torch.ones(1))
-
-    with Profiler(whole=True) as seen:
-        program()
-    report = seen.report()
-    row = the(report, "data-wait", "slow to start")
-    assert row["seconds"] > 3 * 0.4 and "for the DataLoader's workers to start and end" in row["text"]
-    assert "python-line" not in ids(report)
 
 
 @torch.no_grad()

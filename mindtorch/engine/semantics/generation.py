@@ -480,10 +480,8 @@ def _place(t: torch.Tensor) -> Any:
     handle = _core.get_handle(t)
     if handle is not None:
         return "slot", _core.root_slot(handle)
-    strided = t.layout == torch.strided and not _functorch.is_functorch_wrapped_tensor(
-        t
-    )  # vmap's and grad's have no storage
-    return t.untyped_storage()._cdata if strided else id(t)
+    wraps = _functorch.is_functorch_wrapped_tensor(t)  # vmap's and grad's have no storage
+    return t.untyped_storage()._cdata if t.layout == torch.strided and not wraps else id(t)
 
 
 def _version(t: torch.Tensor) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 from mindtorch.base.errors import UsageError
 from mindtorch.profile.report import aligned
-from mindtorch.profile.report.saved import check
+from mindtorch.profile.report.from_file import check
 
 #: Of the dict that `compare` makes, as `export.SCHEMA_VERSION` is of a report.
 DIFFERENCE_VERSION = 1
