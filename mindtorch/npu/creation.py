@@ -9,7 +9,8 @@ import torch
 
 from .._ext import blocks as _blocks
 from .._ext import streams
-from ..base.errors import UnsupportedOperationError
+from ..base import sourceline
+from ..base.errors import NPUError, UnsupportedOperationError
 from ..engine.execute import tensors
 from ..engine.record.predict import quiet
 from . import staging
@@ -40,10 +41,15 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
     if kwargs.pop("pin_memory", False):
         raise RuntimeError("Only dense CPU tensors can be pinned")
     requires_grad = kwargs.pop("requires_grad", False)
-    if name in _FROM_DATA:
-        made = _from_data(func, args, kwargs, index)
-    else:
-        made = of_this_mode(_make(func, args, kwargs, index))
+    try:
+        made = (
+            _from_data(func, args, kwargs, index)
+            if name in _FROM_DATA
+            else of_this_mode(_make(func, args, kwargs, index))
+        )
+    except NPUError as error:
+        error.called(f"torch.{name}", sourceline.current())
+        raise
     return made.requires_grad_() if requires_grad else made
 
 
@@ -89,7 +95,7 @@ def _make(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: 
                 if name.startswith("zeros"):
                     block = block_of(made)
                     _blocks.fill(block, 0, 0, block.nbytes)
-                    staging.queued(index)
+                    staging.queued(index, f"torch.{name}")
                 return made
         inside.also(drawing(index))
         plain = func(*_stand_ins(args, False), device=_CPU, **kwargs)

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 
 from .._ext import blocks as _blocks
-from .._ext import pool, streams
+from .._ext import in_flight, pool, streams
 from .._ext.guards import NoGrad
+from ..base import sourceline
+from ..base.errors import NPUError
 from ..devices import lazy_device, mode
 from ..devices.names import of_number
 from ..devices.places import NPU, RECORDED, where
@@ -22,6 +24,7 @@ from .tensor import NpuTensor, block_of, empty, has_memory, is_npu, of_this_mode
 
 __all__ = ["is_pinned", "pin_memory"]  # which programs call
 _META = torch.device("meta")
+_NAME = "Tensor.to"  # what errors call it
 
 
 def index_of(device: Any) -> int:
@@ -59,19 +62,27 @@ def move(t: torch.Tensor, device: Any, non_blocking: bool = False) -> Any:
 
 def _moved(t: torch.Tensor, device: Any, non_blocking: bool) -> torch.Tensor:
     streams.follow()
-    with NoGrad():
-        if not is_npu(t):
-            return upload(t.detach(), index_of(device), non_blocking)
-        place = where(device)
-        if place is NPU:
-            return _across(t.detach(), index_of(device))
-        if place is RECORDED:
-            return tensors.from_plain(download(t.detach()), tensors.index_of(device))
-        there = torch.device(str(device))
-        if there == _META:
-            return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=_META)
-        host = download(t.detach())
-        return host if there.type == "cpu" else host.to(there, non_blocking=non_blocking)
+    try:
+        with NoGrad():
+            return _copied(t.detach(), device, non_blocking)
+    except NPUError as error:
+        error.called(_NAME, sourceline.current())
+        raise
+
+
+def _copied(t: torch.Tensor, device: Any, non_blocking: bool) -> torch.Tensor:
+    if not is_npu(t):
+        return upload(t, index_of(device), non_blocking)
+    place = where(device)
+    if place is NPU:
+        return _across(t, index_of(device))
+    if place is RECORDED:
+        return tensors.from_plain(download(t), tensors.index_of(device))
+    there = torch.device(str(device))
+    if there == _META:
+        return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=_META)
+    host = download(t)
+    return host if there.type == "cpu" else host.to(there, non_blocking=non_blocking)
 
 
 def upload(t: torch.Tensor, index: int, non_blocking: bool = False) -> NpuTensor:
@@ -91,6 +102,7 @@ def upload(t: torch.Tensor, index: int, non_blocking: bool = False) -> NpuTensor
         if length:
             pinned = non_blocking and host.data_ptr() == t.data_ptr() and _blocks.is_pinned(host.data_ptr())
             _blocks.copy_in(block_of(made), 0, host.data_ptr(), length, not pinned)
+            in_flight.put(index, _NAME)
         return made
 
 
@@ -121,6 +133,8 @@ def _across(t: NpuTensor, index: int) -> NpuTensor:
     length = t.numel() * t.element_size()
     if length:
         _blocks.copy_across(block_of(made), 0, block_of(t), t.storage_offset() * t.element_size(), length)
+        for each in (index, block_of(t).device):
+            in_flight.put(each, _NAME)
     return made
 
 
