@@ -56,7 +56,7 @@ def npu_native() -> bool:
 
 
 def npu_waits() -> bool:
-    """``ASCEND_LAUNCH_BLOCKING`` (default 0), as in torch_npu: 1: wait for each op on an NPU: its errors are its own."""
+    """``ASCEND_LAUNCH_BLOCKING`` (default 0), as in torch_npu: 1: wait for each op on an NPU: its error is its own."""
     return os.environ.get("ASCEND_LAUNCH_BLOCKING", "0") == "1"
 
 

@@ -17,7 +17,7 @@ from ..devices.places import NPU, RECORDED, where
 from ..engine.execute import tensors
 from ..engine.record.handlers import refuse_pinning
 from ..engine.record.meta import MetaTensor, _options, relocate
-from ..engine.record.predict import check_movable, quiet
+from ..engine.record.predict import check_movable, is_fake, quiet
 from . import library
 from .staging import dispatch
 from .tensor import NpuTensor, block_of, empty, has_memory, is_npu, of_this_mode, on_host, span, view_bits
@@ -138,6 +138,17 @@ def _across(t: NpuTensor, index: int) -> NpuTensor:
     return made
 
 
+def fakes() -> bool:
+    """Whether tensors without data may say that they are on an NPU: in the program's own FakeTensorMode, where torch
+    knows ``npu`` by name. A compiler's are refused, so that it leaves the call to be run later."""
+    return lazy_device.torch_knows_npu and torch._guards.TracingContext.try_get() is None
+
+
+def faked(device: Any) -> torch.device:
+    """Torch's device of the name of an NPU."""
+    return torch.device("npu", library.device_index(device))
+
+
 def pins() -> bool:
     """Whether memory pinned for no device in particular is the NPU's, or cannot be had for want of one.
 
@@ -186,6 +197,10 @@ def to(t: torch.Tensor, args: tuple, kwargs: dict[str, Any]) -> Any:
     """``t.to(*args, **kwargs)``, from or to an NPU."""
     args, kwargs = numbered(args, kwargs)
     target, options = _options(args, kwargs)
+    if is_fake(t) and fakes():
+        if target is not None:
+            options["device"] = faked(target) if where(target) is NPU else target
+        return torch.ops.aten.to.dtype_layout(t, **options) if options else t
     non_blocking = bool(options.pop("non_blocking", False))
     stays = target is None or (is_npu(t) and where(target) is NPU and index_of(target) == block_of(t).device)
     if stays:

@@ -40,6 +40,7 @@ from ..engine.record.predict import (
 )
 from ..ops import schema
 from . import foreach
+from .copies import as_bytes, converted
 from .descriptions import DTYPES, Calls, Description
 from .kernels import NATIVE
 from .random import drawing
@@ -170,7 +171,7 @@ def _done(op: _Op, args: tuple, kwargs: dict) -> Any:
             _count(native_counts, op.base, device)
             queued(device, op.base)
             return out
-    if op.base == "aten::copy_" and _copied_as_bytes(*args, **kwargs):
+    if op.base == "aten::copy_" and (as_bytes(*args, **kwargs) or converted(kernel, _calls(device), *args, **kwargs)):
         _count(native_counts, op.base, device)
         queued(device, op.base)
         return args[0]
@@ -260,31 +261,6 @@ def _resize(t: NpuTensor, size: Any, *, memory_format: Any = None) -> NpuTensor:
 
 
 _METADATA: dict[str, Callable[..., Any]] = {"aten::set_": _set, "aten::resize_": _resize, "aten::resize_as_": _resize}
-
-
-def _copied_as_bytes(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> bool:
-    """Do ``target.copy_(source)`` by one copy of memory, if the two are laid out alike; else False."""
-    length = target.numel() * target.element_size()
-    alike = target.dtype is source.dtype and target.shape == source.shape and target.stride() == source.stride()
-    if not (alike and length and span(target)[1] == length == span(source)[1] and not view_bits(target)):
-        return False
-    if view_bits(source) or any(t.device.type not in ("cpu", "npu") for t in (target, source)):
-        return False
-    for t in (target, source):
-        if is_npu(t):
-            has_memory(t)
-    to, start = target.storage_offset() * target.element_size(), source.storage_offset() * source.element_size()
-    if not is_npu(source):
-        pinned = non_blocking and _blocks.is_pinned(source.data_ptr())
-        _blocks.copy_in(block_of(target), to, source.data_ptr(), length, not pinned)
-    elif not is_npu(target):
-        pinned = non_blocking and _blocks.is_pinned(target.data_ptr())
-        _blocks.copy_out(block_of(source), start, target.data_ptr(), length, not pinned)
-    elif block_of(target).device != block_of(source).device:
-        _blocks.copy_across(block_of(target), to, block_of(source), start, length)
-    else:
-        return False  # may overlap
-    return True
 
 
 # ---- through the CPU -------------------------------------------------------------------------------------------------
