@@ -1,4 +1,4 @@
-"""N4: ``copy_`` between the host and an NPU in other dtypes and layouts: the CPU's values, and nobody waits needlessly."""
+"""N4: ``copy_`` between the host and an NPU in other dtypes and layouts: the CPU's values, and nobody waits in vain."""
 
 from __future__ import annotations
 
