@@ -79,6 +79,7 @@ cdef struct Lane:
     Unit *unit
     void *stream
     uint64_t issued, passed, wanted
+    uint64_t sound                # up to here it was waited for, and nothing had failed
     Fence *fences                 # recorded and not known to be over: [head, n_fences)
     Stack free[2]                 # the allocator's: small and large pieces of memory, by size
     int pieces[2]

@@ -451,6 +451,13 @@ cdef void advance(Lane *lane, uint64_t tick) noexcept nogil:
         mt_store(&lane.passed, tick)
 
 
+cdef void _sound(Lane *lane, uint64_t tick) noexcept nogil:
+    """The lane was waited for: it has passed the tick, and nothing before had failed."""
+    advance(lane, tick)
+    if lane.sound < tick:
+        mt_store(&lane.sound, tick)
+
+
 cdef int settle(Lane *lane) noexcept nogil:
     cdef Unit *unit = lane.unit
     cdef uint64_t tick
@@ -464,7 +471,7 @@ cdef int settle(Lane *lane) noexcept nogil:
     code = note(b"aclrtSynchronizeStream", api.aclrtSynchronizeStream(lane.stream))
     if code == 0:
         pthread_mutex_lock(&unit.lock)
-        advance(lane, tick)
+        _sound(lane, tick)
         pthread_mutex_unlock(&unit.lock)
     return code
 
@@ -484,7 +491,7 @@ cdef int settle_unit(Unit *unit) noexcept nogil:
     if code == 0:
         pthread_mutex_lock(&unit.lock)
         for i in range(count):
-            advance(unit.made[i], ticks[i])
+            _sound(unit.made[i], ticks[i])
         pthread_mutex_unlock(&unit.lock)
     return code
 

@@ -56,6 +56,11 @@ def npu_native() -> bool:
     return _flag("GENIE_NPU_NATIVE", True)
 
 
+def npu_waits() -> bool:
+    """``ASCEND_LAUNCH_BLOCKING`` (default 0), as in torch_npu: 1: wait for each op on an NPU: its error is its own."""
+    return os.environ.get("ASCEND_LAUNCH_BLOCKING", "0") == "1"
+
+
 def register_device() -> str:
     """``GENIE_REGISTER_DEVICE`` (``auto``): claim torch's slot for a foreign device: ``auto`` (when ours is first used;
     not on a machine with CUDA, where that would take over ``torch.accelerator``), ``always`` (at import) or ``never``.

@@ -87,15 +87,60 @@ class UsageError(ValueError):
 
 class NPUError(RuntimeError):
     """An AscendCL function failed: ``function``, ``code``, the code's ``name`` in the headers, ``detail`` as the
-    library puts it."""
+    library puts it.
+
+    ``operation`` and ``line`` are the op that the program called and its line, where it called one. A device tells of
+    work that failed when it is waited for: ``in_flight`` then has (op, line) of what was under way on ``device``, in
+    the order of its calls, since that was last found without an error. One of these failed.
+    """
+
+    operation: str | None = None
+    line: str | None = None
+    device: str | None = None
+    in_flight: tuple[tuple[str, str], ...] = ()
+    #: Whether there was more in flight, before what ``in_flight`` has.
+    more_before = False
 
     def __init__(self, function: str, code: int, name: str, detail: str) -> None:
         super().__init__(f"[{function}] error {code} ({name})" + (f": {detail}" if detail else ""))
         self.function, self.code, self.name, self.detail = function, code, name, detail
 
-    def __reduce__(self) -> tuple[type[NPUError], tuple[str, int, str, str]]:
+    def called(self, operation: str, line: str) -> None:
+        """It was ``operation`` that the program called, at ``line`` (empty: not known). The first who says it knows."""
+        if self.operation is None:
+            self.operation, self.line = operation, line
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if self.operation is not None:
+            text += f"; {'told at' if self.in_flight else 'in'} {_at(self.operation, self.line or '')}"
+        if self.in_flight:
+            text += f"; of what was under way on {self.device}: {_several(self.in_flight, self.more_before)}"
+        return text
+
+    def __reduce__(self) -> tuple[Any, ...]:
         kind = NPUOutOfMemoryError if isinstance(self, NPUOutOfMemoryError) else NPUError
-        return kind, (self.function, self.code, self.name, self.detail)
+        return kind, (self.function, self.code, self.name, self.detail), self.__dict__
+
+
+_MOST_TOLD = 8
+
+
+def _at(operation: str, line: str) -> str:
+    return f"{operation} ({line})" if line else operation
+
+
+def _several(calls: tuple[tuple[str, str], ...], more: bool) -> str:
+    """Calls, each once; the first and the last of many."""
+    counts: dict[str, int] = {}
+    for operation, line in calls:
+        each = _at(operation, line)
+        counts[each] = counts.get(each, 0) + 1
+    told = [each if count == 1 else f"{count} times {each}" for each, count in counts.items()]
+    if len(told) > _MOST_TOLD:
+        half = _MOST_TOLD // 2
+        told[half:-half] = [f"{len(told) - _MOST_TOLD} more (all: in_flight of this error)"]
+    return ("calls before, " if more else "") + ", ".join(told)
 
 
 class NPUOutOfMemoryError(NPUError):

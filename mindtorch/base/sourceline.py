@@ -7,13 +7,24 @@ from typing import Any
 
 from .._ext import context as _context
 
-__all__ = ["facts", "here"]
+__all__ = ["current", "facts", "here", "text_of"]
+
+
+def text_of(location: int) -> str:
+    """``file:line`` of a location id; empty when nobody knows it."""
+    where = _context.location(location)
+    return f"{where[0]}:{where[1]}" if where else ""
+
+
+def current() -> str:
+    """``file:line`` that the program is on; empty when nobody knows it."""
+    return text_of(_context.get_location())
 
 
 def here() -> str:
     """`` (file:line)`` of the line that the program is on, to put into an error; empty when nobody knows it."""
-    where = _context.location(_context.get_location())
-    return f" ({where[0]}:{where[1]})" if where else ""
+    where = current()
+    return f" ({where})" if where else ""
 
 
 def facts(where: tuple[str, int, str] | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindtorch._ext import pool
 
+from .library import device_index
 from .library import is_test_library as is_test_library
 from .library import is_the_accelerator as is_the_accelerator
 from .library import stands_aside as stands_aside
@@ -26,6 +27,24 @@ if TYPE_CHECKING:
 
 def _is_in_bad_fork() -> bool:  # torch.manual_seed asks before it seeds
     return pool.in_bad_fork()
+
+
+def _get_device_index(device: Any, optional: bool = False, allow_cpu: bool = False) -> int:
+    """The index that ``device`` names, as ``torch.cuda``'s and torch_npu's function of the name that libraries call.
+
+    optional: None, and ``"npu"`` without an index, are the thread's current device; else they are a ValueError.
+    allow_cpu: -1 for the CPU.
+    """
+    torch: Any = importlib.import_module("torch")
+    if isinstance(device, str) and not device.startswith("npu:") and device != "npu":
+        device = torch.device(device)  # or torch's error
+    if allow_cpu and getattr(device, "type", None) == "cpu":
+        return -1
+    unnumbered = device is None or device == "npu" or (hasattr(device, "type") and device.index is None)
+    index = device_index(device)
+    if unnumbered and not optional:
+        raise ValueError(f"Expected a npu device with a specified index or an integer, but got: {device}")
+    return index
 
 
 _initialized = True  # torch.utils.checkpoint then keeps the generators' states for the recomputation

@@ -9,11 +9,12 @@ import torch
 
 from .._ext import blocks as _blocks
 from .._ext import streams
-from ..base.errors import UnsupportedOperationError
+from ..base import sourceline
+from ..base.errors import NPUError, UnsupportedOperationError
 from ..engine.execute import tensors
 from ..engine.record.predict import quiet
 from . import staging
-from .moves import index_of, move, pin_memory, pins, upload
+from .moves import faked, fakes, index_of, move, pin_memory, pins, upload
 from .random import drawing
 from .tensor import NpuTensor, block_of, empty, is_npu, of_this_mode
 
@@ -28,6 +29,8 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
 
     Raises ``RuntimeError`` with the reason where there is no such device.
     """
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None and fakes():
+        return _fake(func, args, dict(kwargs), faked(kwargs["device"]))
     streams.follow()
     kwargs = dict(kwargs)
     index = index_of(kwargs.pop("device"))
@@ -40,10 +43,25 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
     if kwargs.pop("pin_memory", False):
         raise RuntimeError("Only dense CPU tensors can be pinned")
     requires_grad = kwargs.pop("requires_grad", False)
-    if name in _FROM_DATA:
-        made = _from_data(func, args, kwargs, index)
-    else:
-        made = of_this_mode(_make(func, args, kwargs, index))
+    try:
+        made = (
+            _from_data(func, args, kwargs, index)
+            if name in _FROM_DATA
+            else of_this_mode(_make(func, args, kwargs, index))
+        )
+    except NPUError as error:
+        error.called(f"torch.{name}", sourceline.current())
+        raise
+    return made.requires_grad_() if requires_grad else made
+
+
+def _fake(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], device: torch.device) -> Any:
+    """What FakeTensorMode makes there: a tensor without data."""
+    if func.__name__ not in _FROM_DATA:
+        return func(*args, **{**kwargs, "device": device})
+    requires_grad = kwargs.pop("requires_grad", False)
+    made = func(*args, **{**kwargs, "device": _CPU})  # C++ would make memory for the data
+    made = torch.ops.aten.to.dtype_layout(made, device=device)
     return made.requires_grad_() if requires_grad else made
 
 
@@ -89,7 +107,7 @@ def _make(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: 
                 if name.startswith("zeros"):
                     block = block_of(made)
                     _blocks.fill(block, 0, 0, block.nbytes)
-                    staging.queued(index)
+                    staging.queued(index, f"torch.{name}")
                 return made
         inside.also(drawing(index))
         plain = func(*_stand_ins(args, False), device=_CPU, **kwargs)

@@ -8,9 +8,10 @@ import sys
 import threading
 from typing import Any
 
-from mindtorch._ext import acl, pool, streams
+from mindtorch._ext import acl, in_flight, pool, streams
 from mindtorch.base import hardware
 from mindtorch.base.errors import NPUError, NPUOutOfMemoryError
+from mindtorch.base.sourceline import text_of
 from mindtorch.base.warned import listen
 from mindtorch.devices import names as devices
 
@@ -27,6 +28,8 @@ __all__ = [
     "why_unavailable",
 ]
 
+# What a device's work may end with, beside 507xxx: time that is over, an overflow.
+_LATE = frozenset({107019, 107020, 207003})
 _lock = threading.Lock()
 _nothing_at: tuple[str | None, ...] | None = None  # what named the places where no library was found
 
@@ -34,6 +37,16 @@ _nothing_at: tuple[str | None, ...] | None = None  # what named the places where
 @functools.cache
 def _out_of_memory_class(theirs: type[Exception]) -> type[NPUOutOfMemoryError]:
     return type("NPUOutOfMemoryError", (NPUOutOfMemoryError, theirs), {"__module__": NPUOutOfMemoryError.__module__})
+
+
+def _failed(function: str, code: int, name: str, detail: str) -> NPUError:
+    error = NPUError(function, code, name, detail)
+    if 507000 <= code < 508000 or code in _LATE:
+        device = in_flight.bound_device()
+        calls, error.more_before = in_flight.unfinished(device)
+        error.device = f"npu:{device}"
+        error.in_flight = tuple((op, text_of(place)) for op, place in calls)
+    return error
 
 
 def _out_of_memory(*values: Any) -> NPUOutOfMemoryError:
@@ -154,7 +167,7 @@ def device_index(device: Any) -> int:
     return streams.current_device() if chosen.index is None else chosen.index
 
 
-acl.configure(NPUError, _out_of_memory)
+acl.configure(_failed, _out_of_memory)
 pool.configure(ensure_loaded)
 streams.configure(device_index, functools.partial(devices.device, "npu"))
 streams.on_choice(backward.chosen, backward.follow)

@@ -64,10 +64,10 @@ def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
 
 def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None:
     """Let the allocator hold at most this share of the memory of ``device``, from 0 to 1. What it holds stays."""
-    if isinstance(fraction, bool) or not isinstance(fraction, (int, float)):
-        raise TypeError(f"[set_per_process_memory_fraction] expected a number from 0 to 1, got {fraction!r}")
+    if not isinstance(fraction, float):  # in torch.cuda's words, as for an integer
+        raise TypeError(f"Invalid type for fraction argument, must be `float`, got {fraction!r}")
     if not 0 <= fraction <= 1:
-        raise ValueError(f"[set_per_process_memory_fraction] expected a number from 0 to 1, got {fraction}")
+        raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
     index = device_index(device)
     _, total = mem_get_info(index)
     blocks.limit_memory(index, int(total * fraction) if fraction < 1 else None)

@@ -7,21 +7,24 @@ from typing import Any
 import torch
 
 from .._ext import blocks as _blocks
-from .._ext import pool, streams
+from .._ext import in_flight, pool, streams
 from .._ext.guards import NoGrad
+from ..base import sourceline
+from ..base.errors import NPUError
 from ..devices import lazy_device, mode
 from ..devices.names import of_number
 from ..devices.places import NPU, RECORDED, where
 from ..engine.execute import tensors
 from ..engine.record.handlers import refuse_pinning
 from ..engine.record.meta import MetaTensor, _options, relocate
-from ..engine.record.predict import check_movable, quiet
+from ..engine.record.predict import check_movable, is_fake, quiet
 from . import library
 from .staging import dispatch
 from .tensor import NpuTensor, block_of, empty, has_memory, is_npu, of_this_mode, on_host, span, view_bits
 
 __all__ = ["is_pinned", "pin_memory"]  # which programs call
 _META = torch.device("meta")
+_NAME = "Tensor.to"  # what errors call it
 
 
 def index_of(device: Any) -> int:
@@ -59,19 +62,27 @@ def move(t: torch.Tensor, device: Any, non_blocking: bool = False) -> Any:
 
 def _moved(t: torch.Tensor, device: Any, non_blocking: bool) -> torch.Tensor:
     streams.follow()
-    with NoGrad():
-        if not is_npu(t):
-            return upload(t.detach(), index_of(device), non_blocking)
-        place = where(device)
-        if place is NPU:
-            return _across(t.detach(), index_of(device))
-        if place is RECORDED:
-            return tensors.from_plain(download(t.detach()), tensors.index_of(device))
-        there = torch.device(str(device))
-        if there == _META:
-            return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=_META)
-        host = download(t.detach())
-        return host if there.type == "cpu" else host.to(there, non_blocking=non_blocking)
+    try:
+        with NoGrad():
+            return _copied(t.detach(), device, non_blocking)
+    except NPUError as error:
+        error.called(_NAME, sourceline.current())
+        raise
+
+
+def _copied(t: torch.Tensor, device: Any, non_blocking: bool) -> torch.Tensor:
+    if not is_npu(t):
+        return upload(t, index_of(device), non_blocking)
+    place = where(device)
+    if place is NPU:
+        return _across(t, index_of(device))
+    if place is RECORDED:
+        return tensors.from_plain(download(t), tensors.index_of(device))
+    there = torch.device(str(device))
+    if there == _META:
+        return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=_META)
+    host = download(t)
+    return host if there.type == "cpu" else host.to(there, non_blocking=non_blocking)
 
 
 def upload(t: torch.Tensor, index: int, non_blocking: bool = False) -> NpuTensor:
@@ -91,6 +102,7 @@ def upload(t: torch.Tensor, index: int, non_blocking: bool = False) -> NpuTensor
         if length:
             pinned = non_blocking and host.data_ptr() == t.data_ptr() and _blocks.is_pinned(host.data_ptr())
             _blocks.copy_in(block_of(made), 0, host.data_ptr(), length, not pinned)
+            in_flight.put(index, _NAME)
         return made
 
 
@@ -121,7 +133,20 @@ def _across(t: NpuTensor, index: int) -> NpuTensor:
     length = t.numel() * t.element_size()
     if length:
         _blocks.copy_across(block_of(made), 0, block_of(t), t.storage_offset() * t.element_size(), length)
+        for each in (index, block_of(t).device):
+            in_flight.put(each, _NAME)
     return made
+
+
+def fakes() -> bool:
+    """Whether tensors without data may say that they are on an NPU: in the program's own FakeTensorMode, where torch
+    knows ``npu`` by name. A compiler's are refused, so that it leaves the call to be run later."""
+    return lazy_device.torch_knows_npu and torch._guards.TracingContext.try_get() is None
+
+
+def faked(device: Any) -> torch.device:
+    """Torch's device of the name of an NPU."""
+    return torch.device("npu", library.device_index(device))
 
 
 def pins() -> bool:
@@ -172,6 +197,10 @@ def to(t: torch.Tensor, args: tuple, kwargs: dict[str, Any]) -> Any:
     """``t.to(*args, **kwargs)``, from or to an NPU."""
     args, kwargs = numbered(args, kwargs)
     target, options = _options(args, kwargs)
+    if is_fake(t) and fakes():
+        if target is not None:
+            options["device"] = faked(target) if where(target) is NPU else target
+        return torch.ops.aten.to.dtype_layout(t, **options) if options else t
     non_blocking = bool(options.pop("non_blocking", False))
     stays = target is None or (is_npu(t) and where(target) is NPU and index_of(target) == block_of(t).device)
     if stays:

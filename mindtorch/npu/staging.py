@@ -21,9 +21,10 @@ import torch
 from .. import ops
 from .._ext import blocks as _blocks
 from .._ext import dispatch as _dispatch
-from .._ext import streams
-from ..base import config
-from ..base.errors import UnsupportedOperationError
+from .._ext import in_flight, streams
+from ..base import config, sourceline
+from ..base.errors import NPUError, UnsupportedOperationError
+from ..engine import semantics
 from ..engine.execute import counters
 from ..engine.record.handlers import histc
 from ..engine.record.meta import refuse
@@ -39,6 +40,7 @@ from ..engine.record.predict import (
 )
 from ..ops import schema
 from . import foreach
+from .copies import as_bytes, converted
 from .descriptions import DTYPES, Calls, Description
 from .kernels import NATIVE
 from .random import drawing
@@ -64,10 +66,13 @@ staged_counts: dict[str, int] = {}
 counters.more.update(npu_native=native_counts, npu_staged=staged_counts)
 device_counts: dict[int, int] = {}  # both, by device
 #: Each is told the device after something was queued there that nobody has waited for.
-watchers: list[Callable[[int], None]] = []
+watchers: list[Callable[[int], object]] = []
+if config.npu_waits():
+    watchers.append(streams.synchronize)
 _counting = threading.Lock()
 os.register_at_fork(before=_counting.acquire, after_in_parent=_counting.release, after_in_child=_counting.release)
 _native = config.npu_native()
+semantics.know_lines()
 # Tensors on different devices are what these are for, or they look at sizes only.
 _ANYWHERE = frozenset({"aten::copy_", "aten::_foreach_copy_", "aten::set_", "aten::is_same_size", "aten::_to_copy"})
 _UNSAFE_VIEWS = frozenset({"aten::_unsafe_view", "aten::unsafe_split", "aten::unsafe_split_with_sizes"})  # say nothing
@@ -128,7 +133,15 @@ def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | N
     op = _ops.get(func)
     if op is None:
         op = _ops[func] = _describe(func)
-    kwargs = kwargs or {}
+    try:
+        return _done(op, args, kwargs or {})
+    except NPUError as error:
+        error.called(op.base, sourceline.current())
+        raise
+
+
+def _done(op: _Op, args: tuple, kwargs: dict) -> Any:
+    func = op.func
     if op.composite:  # inference mode hands them down whole
         return decompose(func, args, kwargs)
     if op.view:
@@ -156,14 +169,15 @@ def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | N
         out = kernel(_calls(device), args, kwargs)
         if out is not NotImplemented:
             _count(native_counts, op.base, device)
-            queued(device)
+            queued(device, op.base)
             return out
-    if op.base == "aten::copy_" and _copied_as_bytes(*args, **kwargs):
+    if op.base == "aten::copy_" and (as_bytes(*args, **kwargs) or converted(kernel, _calls(device), *args, **kwargs)):
         _count(native_counts, op.base, device)
-        queued(device)
+        queued(device, op.base)
         return args[0]
     _count(staged_counts, op.base, device)
     out = _staged(op, args, kwargs, tensors)
+    in_flight.put(device, op.base)
     if op.each and op.writes:
         torch.autograd.graph.increment_version(args[0])  # C++ does not count what it writes
     return out
@@ -193,8 +207,9 @@ def _result(index: int, size: tuple[int, ...], dtype: torch.dtype, stride: tuple
     return empty(size, contiguous(size) if stride is None else stride, dtype, index)
 
 
-def queued(device: int) -> None:
-    """Say that something was queued there."""
+def queued(device: int, op: str) -> None:
+    """Say that ``op`` was queued there."""
+    in_flight.put(device, op)
     for watcher in watchers:
         watcher(device)
 
@@ -248,39 +263,21 @@ def _resize(t: NpuTensor, size: Any, *, memory_format: Any = None) -> NpuTensor:
 _METADATA: dict[str, Callable[..., Any]] = {"aten::set_": _set, "aten::resize_": _resize, "aten::resize_as_": _resize}
 
 
-def _copied_as_bytes(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> bool:
-    """Do ``target.copy_(source)`` by one copy of memory, if the two are laid out alike; else False."""
-    length = target.numel() * target.element_size()
-    alike = target.dtype is source.dtype and target.shape == source.shape and target.stride() == source.stride()
-    if not (alike and length and span(target)[1] == length == span(source)[1] and not view_bits(target)):
-        return False
-    if view_bits(source) or any(t.device.type not in ("cpu", "npu") for t in (target, source)):
-        return False
-    for t in (target, source):
-        if is_npu(t):
-            has_memory(t)
-    to, start = target.storage_offset() * target.element_size(), source.storage_offset() * source.element_size()
-    if not is_npu(source):
-        pinned = non_blocking and _blocks.is_pinned(source.data_ptr())
-        _blocks.copy_in(block_of(target), to, source.data_ptr(), length, not pinned)
-    elif not is_npu(target):
-        pinned = non_blocking and _blocks.is_pinned(target.data_ptr())
-        _blocks.copy_out(block_of(source), start, target.data_ptr(), length, not pinned)
-    elif block_of(target).device != block_of(source).device:
-        _blocks.copy_across(block_of(target), to, block_of(source), start, length)
-    else:
-        return False  # may overlap
-    return True
-
-
 # ---- through the CPU -------------------------------------------------------------------------------------------------
 def whole(func: Any, name: str, args: tuple, kwargs: dict) -> Any:
     """Run a function that is not to be taken apart through the CPU."""
     streams.follow()
     op = _Op(func, name, name, frozenset({"out"}))
     tensors = list(tensors_in([*args, *kwargs.values()]))
-    _count(staged_counts, name, next(block_of(t).device for t in tensors if is_npu(t)))
-    return _staged(op, args, kwargs, tensors)
+    device = next(block_of(t).device for t in tensors if is_npu(t))
+    _count(staged_counts, name, device)
+    try:
+        out = _staged(op, args, kwargs, tensors)
+    except NPUError as error:
+        error.called(name, sourceline.current())
+        raise
+    in_flight.put(device, name)
+    return out
 
 
 def _staged(op: _Op, args: tuple, kwargs: dict, tensors: list[torch.Tensor]) -> Any:

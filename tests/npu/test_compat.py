@@ -135,9 +135,25 @@ def test_N3_memory_by_share_and_by_address(npu: ModuleType) -> None:
     torch.empty(total // 2, dtype=torch.uint8, device="npu:0")
     npu.empty_cache()
     assert held.sum().item() == 1000
-    for wrong, kind in (("1", TypeError), (1.5, ValueError), (-0.1, ValueError)):
-        with pytest.raises(kind, match="expected a number from 0 to 1"):
+    for wrong, kind in (("1", TypeError), (1, TypeError), (1.5, ValueError), (-0.1, ValueError)):
+        with pytest.raises(kind, match=r"Invalid (type for fraction argument|fraction value)"):
             npu.set_per_process_memory_fraction(wrong)
+
+
+def test_N3_the_index_of_a_device_as_libraries_ask_for_it(npu: ModuleType, devices: Any) -> None:
+    devices(2)
+    ask = npu._get_device_index
+    assert [ask(each) for each in (1, "npu:1", mindtorch.device("npu:1"))] == [1, 1, 1]
+    with npu.device(1):
+        assert [ask(each, optional=True) for each in (None, "npu", mindtorch.device("npu"), 0)] == [1, 1, 1, 0]
+        for each in (None, "npu", mindtorch.device("npu")):
+            with pytest.raises(ValueError, match="with a specified index or an integer"):
+                ask(each)
+    assert ask("cpu", allow_cpu=True) == ask(torch.device("cpu"), allow_cpu=True) == -1
+    with pytest.raises(ValueError, match="Expected a npu device"):
+        ask(torch.device("cpu"), optional=True)
+    with pytest.raises(RuntimeError, match="device string"):
+        ask("npu0", optional=True)
 
 
 def test_N3_types_of_tensors(npu: ModuleType) -> None:

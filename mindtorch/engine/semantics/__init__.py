@@ -91,8 +91,13 @@ def _of_deprecated() -> list[types.ModuleType]:
     return [sys.modules[name] for name in names if getattr(sys.modules.get(name), "__file__", None)]
 
 
-def _configure() -> None:
+def know_lines() -> None:
+    """From now on a location is a line of the program's, not one of torch's or ours."""
     location.configure(skipped_prefixes(), installed_folders())
+
+
+def _configure() -> None:
+    know_lines()
     context.configure(
         torch._C._autograd._get_sequence_nr,
         torch._C._current_autograd_node,
