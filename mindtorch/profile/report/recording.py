@@ -14,6 +14,7 @@ from mindtorch.profile.report.module_names import Names
 from mindtorch.profile.report.rows import LOCATION, as_table
 
 if TYPE_CHECKING:
+    from mindtorch.profile.report.device_work import DeviceWork
     from mindtorch.profile.cost.about import Precision
     from mindtorch.profile.cost.call_shapes import Shaped
     from mindtorch.profile.cost.targets import Target
@@ -184,6 +185,7 @@ class Recording:
     executor: str = ""  # where that ran
     loads: Mapping[int, int] = field(default_factory=dict)  # of a measured run: see `of_the_loop`
     npu: dict[str, Any] | None = None
+    gpu: DeviceWork | None = None  # of the stage reported, where a measured run used one
     threads: Sequence[tuple[str, ThreadWork]] = ()
     unseen_threads: bool = False
     children: Mapping[str, int] = field(default_factory=dict)  # processes that may have run torch
