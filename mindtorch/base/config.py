@@ -56,8 +56,8 @@ def npu_native() -> bool:
 
 
 def profile_cuda() -> str:
-    """``GENIE_PROFILE_CUDA`` (``trace``): how a measured profile times ops on a GPU: ``trace``, by torch's own tracer, or
-    ``wait``, for each op.
+    """``GENIE_PROFILE_CUDA`` (``trace``): how a measured profile times ops on a GPU: ``trace``, by torch's own tracer,
+    or ``wait``, for each op.
     """
     value = os.environ.get("GENIE_PROFILE_CUDA", "trace").strip().lower()
     if value not in ("trace", "wait"):

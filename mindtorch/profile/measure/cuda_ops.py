@@ -1,7 +1,7 @@
 """How long a profiled program's GPUs take for each op: by torch's tracer, or by waiting for each op (SPEC C2).
 
 Traced, nothing waits: the host's time is what it is without the profile, and `device_time` says afterwards to which op
-each instant belongs. Where the tracer cannot be used, or what it says is not plausible, ops are waited for from then on.
+each instant belongs. Where the tracer cannot be used, or what it says is not plausible, ops are waited for from then.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ and the calls that launched them come with a common number, and with times of da
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import torch
 
 from mindtorch.profile.measure.device_time import ANY, KERNEL, LAUNCH
 
+_LAUNCH = re.compile(r"cu.*(Launch(?!HostFunc)|Memcpy|Memset|MemPrefetch)")
 __all__ = ["Traced", "Tracer", "read"]
 
 
@@ -72,9 +74,9 @@ def _stop() -> Any:
 def read(events: Any, threads: Mapping[int, int], apart: int | None = None) -> Traced:
     """From torch's events. apart: ns that our clock is behind the time of day; else as it is now.
 
-    A host's event is a launch if it is a call of CUDA's (``cudaLaunchKernel``, ``cuLaunchKernelEx``, ``cudaGraphLaunch``,
-    ``cudaMemcpyAsync``): torch's notes of what the tracer does have numbers of launches, too. Of a thread, the lower
-    half of its identity is told, as a signed number.
+    A host's event is a launch if it is such a call of CUDA's (``cudaLaunchKernel``, ``cuLaunchKernelEx``,
+    ``cudaGraphLaunch``, ``cudaMemcpyAsync``): others launch nothing, and torch's notes of what the tracer does have
+    numbers of launches, too. Of a thread, the lower half of its identity is told, as a signed number.
     """
     if apart is None:
         apart = _apart()
@@ -87,7 +89,7 @@ def read(events: Any, threads: Mapping[int, int], apart: int | None = None) -> T
             copy = name.startswith(("Memcpy", "Memset"))
             kernels.append((event.correlation_id(), event.start_ns() - apart, event.duration_ns(),
                             event.device_resource_id(), event.device_index(), copy))  # fmt: skip
-        elif event.name().startswith("cu"):
+        elif _LAUNCH.match(event.name()):
             thread = number.get(event.device_resource_id() & 0xFFFFFFFF, ANY)
             launches.append((event.correlation_id(), event.start_ns() - apart, thread))
     return Traced(np.array(launches, LAUNCH), np.array(kernels, KERNEL))
@@ -100,5 +102,3 @@ def _apart() -> int:
         before, day, after = time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()
         found.append((after - before, day - (before + after) // 2))
     return min(found)[1]
-
-

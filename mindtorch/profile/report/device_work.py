@@ -80,7 +80,8 @@ class DeviceWork:
         found = []
         if self.how != "traced":
             since = "" if self.how == "waited" else " from some moment on"
-            found.append(f"genie waited for each op on the GPU{since}, which slows a program that queues work: {self.why}")
+            slows = f"genie waited for each op on the GPU{since}, which slows a program that queues work"
+            found.append(f"{slows}: {self.why}")
         if self.dropped or self.lost or self.unmoved:
             found.append(
                 f"{(self.lost + self.unmoved) / 1e9:.3g} s of kernels are in the host's time, and {self.dropped:,} "

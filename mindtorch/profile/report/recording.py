@@ -14,12 +14,12 @@ from mindtorch.profile.report.module_names import Names
 from mindtorch.profile.report.rows import LOCATION, as_table
 
 if TYPE_CHECKING:
-    from mindtorch.profile.report.device_work import DeviceWork
     from mindtorch.profile.cost.about import Precision
     from mindtorch.profile.cost.call_shapes import Shaped
     from mindtorch.profile.cost.targets import Target
     from mindtorch.profile.cost.work import Work
     from mindtorch.profile.measure.sampling import Sample
+    from mindtorch.profile.report.device_work import DeviceWork
 
 #: Stages of a run; the furthest one reached, "rest" apart, is what the report is about.
 STAGES = ("import", "init", "warmup", "main", "rest")
