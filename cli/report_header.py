@@ -249,7 +249,7 @@ def _on_gpus(gpu: dict[str, Any]) -> str:
     found = [
         f"{row['device']} busy {seconds(row['busy_s'])}, idle {seconds(row['idle_s'])} "
         f"({seconds(row['starved_s'])} for want of a launch), {counted(row['kernels'], 'kernel')}, "
-        f"{counted(row['copies'], 'copy', 'copies')} on {counted(row['streams'], 'stream')}"
+        f"{counted(row['copies'], 'transfer')} on {counted(row['streams'], 'stream')}"
         for row in gpu["devices"]
     ]
     return "; ".join(found) + (" (until genie had to wait for each op)" if gpu["how"] != "traced" else "")

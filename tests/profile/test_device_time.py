@@ -104,6 +104,12 @@ def test_C2_without_anything_nothing_is_moved() -> None:
     assert attribute(spans((0, 7, ADD, 0)), launches(), kernels()).idle == 7
 
 
+def test_C2_what_runs_while_the_host_is_only_watched_is_told_apart() -> None:
+    host = spans((0, 10, ADD, 0), (40, 10, PYTHON, 0))
+    found = attribute(host, launches((1, 5, 0)), kernels((1, 8, 37, 7, 0, False)))
+    assert (found.moved, found.hidden, found.busy, found.idle) == ({(PYTHON, ADD): 5}, {ADD: 30}, 7, 13)
+
+
 def slow(host: Any, launched: Any, work: Any) -> tuple[dict[tuple[int, int], int], int]:
     """The definition, instant by instant."""
     moved: dict[tuple[int, int], int] = {}

@@ -219,7 +219,10 @@ class Profiler(Run):
             log.warning("profiling went on without step marks after an error: %r", self.collector.mark_error)
 
     def recording(self) -> Recording:
-        collector, npu, away = self.collector, self.npu.report(), [*self._away, *self._recording]
+        collector, npu = self.collector, self.npu.report()
+        watched = sum(ns for _, ns in self._recording)  # of which some cost a step nothing: its GPU worked meanwhile
+        share = 1 - min(self.cuda.hidden / watched, 1) if watched else 1
+        away = [*self._away, *((at, int(ns * share)) for at, ns in self._recording)]
         since = self._reported_since()
         spans = self._spans(since)
         reached = furthest(self.stages) or ""
@@ -288,6 +291,8 @@ class Profiler(Run):
         places = Places(collector.plain_ops, collector.lazy_ops, collector.lazy_runs, collector.lazy_devices)
         peaks, phase_peaks = balance.module_peaks(), [balance.phase_peak(i) for i in range(len(context.PHASES))]
         rows, overhead, entries, most = collector.split(at)
+        behind = self.cuda.behind(overhead)
+        rows, overhead = rows + behind, overhead - sum(row[5] for row in behind)
         self._overhead += overhead
         self._ends(stage)
         self.cuda.end(stage)
@@ -330,7 +335,7 @@ class Profiler(Run):
 
     def _on_mark(self, kind: str, now: int, which: int) -> None:
         with self._marking:
-            self._recording.note(now, self._overhead + self.collector.overhead)
+            self._recording.note(now, self._overhead + self.cuda.hidden + self.collector.overhead)
             self.book.marked(kind)
             self.kept.marked(kind)
             self.cuda.marked()

@@ -7,12 +7,13 @@ each instant belongs. Where the tracer cannot be used, or what it says is not pl
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import torch
 
-from mindtorch._ext import timeline
+from mindtorch._ext import context, timeline
 from mindtorch._ext.collect import Collector, now_ns
 from mindtorch.base import config
 from mindtorch.devices.lazy_device import cuda_present
@@ -42,6 +43,8 @@ class CudaOps:
         self.used = self.traced = False
         self._window = DeviceWork()  # since the last stage ended
         self.stages: dict[str, DeviceWork] = {}
+        self._hidden: Counter[tuple[int, ...]] = Counter()  # by row: see `behind`
+        self.hidden = 0  # ns of that so far
         if cuda_present():
             collector.synchronize = self
 
@@ -127,12 +130,29 @@ class CudaOps:
         work = self._window
         for row, ns in found.device.items():
             work.add(names[row][0], ns, found.kernels[row])
+        for row, ns in found.hidden.items():
+            self._hidden[names[row]] += ns
         for device, use in found.uses.items():
             work.uses.setdefault(device, DeviceUse()).add(use)
         work.busy, work.idle = work.busy + found.busy, work.idle + found.idle
         work.lost += lost
         work.dropped += dropped
         work.unmoved += unmoved
+
+    def behind(self, overhead: int) -> list[tuple[int, ...]]:
+        """Rows of kernels that ran while the host was only watched, since the last call: of that `overhead`, in ns.
+
+        It costs the program nothing while its GPU works, and is that op's time as any other.
+        """
+        hidden, self._hidden = self._hidden, Counter()
+        whole, found = hidden.total(), []
+        for (sig, module, location, phase), ns in hidden.items():
+            ns = ns if whole <= overhead else ns * overhead // whole  # between ops were also imports, and compiling
+            phase = context.PHASES.index("forward") if phase == context.CANDIDATE else phase
+            found.append((sig, module, location, phase, 0, ns, 0))
+            self._window.busy += ns
+            self.hidden += ns
+        return found
 
     def end(self, stage: str) -> None:
         """What was seen since the last stage ended is that stage's."""

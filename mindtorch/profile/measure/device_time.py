@@ -26,12 +26,14 @@ ANY = -1
 
 class Attributed(NamedTuple):
     """moved: (row that the host was at, row whose kernel ran) → ns; device, kernels: of each row, ns of all its kernels
-    and how many; busy + idle is the time of the host's spans, instants that several threads share counted once."""
+    and how many; hidden: of each row, ns of kernels that ran between the spans of the host, when it was at none;
+    busy + idle is the time of the host's spans, instants that several threads share counted once."""
 
     moved: dict[tuple[int, int], int]
     device: dict[int, int]
     kernels: dict[int, int]
     uses: dict[int, DeviceUse]
+    hidden: dict[int, int]
     busy: int
     idle: int
     lost: int  # kernels without a launch, or launched while nothing was watched: their time stays the host's
@@ -67,13 +69,16 @@ def attribute(spans: Any, launches: Any, kernels: Any, window: tuple[int, int] |
         sums = np.zeros(pairs.shape[1], "i8")
         np.add.at(sums, places.reshape(-1), instants[b >= 0])
         moved = {(x, y): n for x, y, n in zip(*pairs.tolist(), sums.tolist(), strict=True) if x != y}
+    between, covered = _overlaps(begin, end, until[:-1], from_[1:])
+    behind = rows[whose[between[0]]]
+    hidden = _sums(behind[(behind >= 0) & (covered > 0)], covered[(behind >= 0) & (covered > 0)])
     busy, whole = int(instants.sum()), int((until - from_).sum())
     uses = {
         int(number): _use(kernels[mine], at[mine], window)
         for number in np.unique(kernels["device"])
         if (mine := kernels["device"] == number).any()
     }
-    return Attributed(moved, device, counts, uses, busy, whole - busy, int((~known).sum()))
+    return Attributed(moved, device, counts, uses, hidden, busy, whole - busy, int((~known).sum()))
 
 
 def _sums(keys: Any, amounts: Any) -> dict[int, int]:
