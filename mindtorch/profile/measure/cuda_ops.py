@@ -145,7 +145,8 @@ class CudaOps:
         It costs the program nothing while its GPU works, and is that op's time as any other.
         """
         hidden, self._hidden = self._hidden, Counter()
-        whole, found = hidden.total(), []
+        whole = hidden.total()
+        found: list[tuple[int, ...]] = []
         for (sig, module, location, phase), ns in hidden.items():
             ns = ns if whole <= overhead else ns * overhead // whole  # between ops were also imports, and compiling
             phase = context.PHASES.index("forward") if phase == context.CANDIDATE else phase
