@@ -113,7 +113,12 @@ def test_C2_kernels_of_a_pretended_gpu_are_their_ops_and_rows_sum_to_the_total(g
 
 def test_C2_the_ops_of_a_traced_run_are_not_waited_for(gpu: Pretended, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[Any] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: (waits.append(device), gpu.wait()))
+
+    def wait(device: Any) -> None:
+        waits.append(device)
+        gpu.wait()
+
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
     with Profiler(whole=True) as profiler:
         program(50)
     assert profiler.report()["totals"]["ops"] > 100
