@@ -34,7 +34,7 @@ from mindtorch._ext.signature cimport (
 from mindtorch._ext.stretches cimport BEFORE_BACKWARD, IN_BACKWARD, IN_CALL, IN_STEP
 from mindtorch._ext.tape cimport Handle, Tape
 from mindtorch._ext.timeline cimport (
-    EVENT_LABEL, EVENT_OP, EVENT_RECORD, EVENT_RUN, FOR_THREADS, Event, EventLog, Timeline,
+    EVENT_LABEL, EVENT_OP, EVENT_RECORD, EVENT_RUN, FOR_THREADS, Event, EventLog, SpanLog, Timeline,
 )
 
 from mindtorch._ext.signals import raise_soon
@@ -57,7 +57,8 @@ cdef class Collector:
     Not final: the mode itself is a subclass, because torch insists that ``__torch_dispatch__`` is bound to the mode.
     Not thread-safe beyond the GIL. The thread that calls `start` is followed, and others after their `join`.
     """
-    cdef RowTable table
+    cdef readonly RowTable table
+    cdef readonly SpanLog spans                # where to look for what the host was at
     cdef EventLog log
     cdef uint32_t candidates                   # where in it the last call began that may be a prefill
     cdef readonly Labels labels
@@ -79,14 +80,15 @@ cdef class Collector:
     cdef object function_modes, functions_seen, no_functions, below_autograd, fake, symbolic
     cdef public object weigh                   # None, or (func, args, kwargs, out) -> Work: asked once per signature
     cdef public object noted                   # None, or `begins(func, args, kwargs)` and `ended` (see `Sampling`)
-    cdef object describe, count, tensor_class, on_mark, synchronize
+    cdef object describe, count, tensor_class, on_mark
+    cdef public object synchronize             # None, or called after each op with what it gave
     cdef PyTypeObject *tensor_type             # borrowed from tensor_class
     cdef object strided                        # layout of dense tensors
     cdef readonly Timeline first               # of the thread that started it
     cdef Timeline caller                       # … that called backward last
     cdef Timeline recent                       # of the thread seen last, whose identity is `ident`
     cdef unsigned long ident
-    cdef dict threads                          # identity of a thread -> Timeline
+    cdef readonly dict threads                 # identity of a thread -> Timeline
     cdef uint16_t n_threads
     cdef readonly bint enabled, other_thread   # other_thread: modules ran in one that did not join
     cdef readonly bint backward                # there was a backward pass
@@ -114,6 +116,7 @@ cdef class Collector:
         self.on_mark = on_mark
         self.synchronize = synchronize
         self.log = EventLog(max_events)
+        self.spans = SpanLog()
         self.labels = Labels()
         self.sampler = Sampler(look)
         self.order, self.ops, self.runs, self.threads, self.waited = {}, {}, {}, {}, {}
@@ -309,6 +312,7 @@ cdef class Collector:
             r = self.table.row(0, module, place, phase)
             r.ns += ns - ours
             r.calls += 1
+            self.spans.add(here.last, ns - ours, 0, module, place, phase, here.number)
         self.overhead += ours
         self.until(here, at if at > here.last else here.last, ns)
 
@@ -347,6 +351,7 @@ cdef class Collector:
             r = self.table.row(0, module, here.look_place[i], phase)
             r.ns += part
             r.calls += 1
+            self.spans.add(here.last + ns - left, part, 0, module, here.look_place[i], phase, here.number)
             left -= part
             self.note_wait(here, i, part, phase)
         # What is left is shorter than the time between two looks; a line that was seen is more likely than one that was
@@ -354,6 +359,7 @@ cdef class Collector:
         r = self.table.row(0, module, here.look_place[here.look_last], phase)
         r.ns += left
         r.calls += 1
+        self.spans.add(here.last + ns - left, left, 0, module, here.look_place[here.look_last], phase, here.number)
         self.note_wait(here, here.look_last, left, phase)
 
     cdef void note_wait(self, Timeline here, uint32_t i, uint64_t ns, uint32_t phase) noexcept:
@@ -419,6 +425,12 @@ cdef class Collector:
             self.entries[i] = 0
         return taken
 
+    def up_to(self, uint64_t at):
+        """The calling thread's time until then is the program's own."""
+        cdef Timeline here = self.here() if self.enabled else None
+        if here is not None and not here.in_op and at > here.last:
+            self.gap(here, at, 0, current_module(), current_phase(), current_location())
+
     def module_calls(self):
         """{module id: calls} of the modules entered."""
         cdef uint32_t i
@@ -469,6 +481,9 @@ cdef class Collector:
         module = current_module()
         location = current_location()
         self.gap(here, t_in, self.cost_out, module, phase, location)
+        if self.spans.n > self.spans.enough:
+            self.spans.full()
+            t_in = here.last
         if op.detaches and self.below_autograd is not None and not self.below_autograd():
             out = op.call(*args)               # a handle copied, as of results that autograd saves: none of a plain run
             self.ours(here, t_in)
@@ -531,6 +546,7 @@ cdef class Collector:
             r = self.table.row(0, module, location, phase)
             r.calls += 1
         r.ns += ns - ours
+        self.spans.add(t0, ns - ours, 0 if recorded else sig, module, location, phase, here.number)
         if sig:
             self.note(here, EVENT_RECORD if recorded else EVENT_OP, t0, t1 - t0, sig, module, location, phase)
         elif op.begins or op.ends:
@@ -574,6 +590,7 @@ cdef class Collector:
         r = self.table.row(sig, module, location, phase)
         r.calls += 1
         r.ns += end - start
+        self.spans.add(start, end - start, sig, module, location, phase, here.number)
         self.lazy_runs += 1
         self.note(here, EVENT_RUN, start, end - start, sig, module, location, phase)
         here.op_ns += end - start
@@ -748,6 +765,7 @@ cdef class Collector:
         if kind == PHASE_SETTLED:
             self.table.settle(phase)
             self.log.settle(self.candidates, phase)
+            self.spans.settle(phase)
             self.balance.settle(phase)
         if kind == PHASE_SETTLED or not self.enabled:
             return

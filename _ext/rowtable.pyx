@@ -106,3 +106,15 @@ cdef class RowTable:
         finally:
             free(old)
         return found
+
+    def move(self, from_, to, uint64_t ns):
+        """`ns` of one row, a (sig, module, location, phase), are another's; False where the first has not that much."""
+        cdef Row *r = self.row(from_[0], from_[1], from_[2], from_[3])
+        if r.calls == 0 or r.ns < ns:
+            self.n -= r.calls == 0             # it was not there, and is not now
+            return False
+        r.ns -= ns
+        r = self.row(to[0], to[1], to[2], to[3])
+        r.ns += ns
+        r.calls += r.calls == 0                # its calls were in a stage before
+        return True

@@ -14,6 +14,16 @@ cdef struct Event:                             # one op, or one change of module
     uint8_t kind                               # EVENT_OP or 1 + Transition
     uint8_t phase
 
+cdef struct Span:                              # what went into one row of the sums, at once
+    uint64_t start                             # ns
+    uint64_t ns
+    uint32_t sig
+    uint32_t module
+    uint32_t location
+    uint16_t thread
+    uint8_t phase
+    uint8_t unused
+
 cdef enum:                                     # kinds; between EVENT_OP and EVENT_RECORD: 1 + Transition
     EVENT_OP = 0
     EVENT_RECORD = 4                           # an op that was only recorded
@@ -58,3 +68,16 @@ cdef class EventLog:
 
     cdef void settle(self, uint32_t since, uint8_t phase) noexcept
     cdef Event *add(self) noexcept             # a new entry to be filled in at once; NULL when there is no room
+
+
+cdef class SpanLog:
+    cdef Span *spans                           # owned
+    cdef readonly uint32_t n
+    cdef uint32_t cap, enough
+    cdef uint32_t most                         # 0: nothing is kept
+    cdef object full
+    cdef uint64_t dropped
+
+    cdef void add(self, uint64_t start, uint64_t ns, uint32_t sig, uint32_t module, uint32_t location,
+                  uint32_t phase, uint16_t thread) noexcept
+    cdef void settle(self, uint8_t phase) noexcept

@@ -1,6 +1,8 @@
+from collections.abc import Callable
 from typing import final
 
 EVENT: list[tuple[str, str]]
+SPAN: list[tuple[str, str]]
 OP: int
 ENTER: int
 EXIT: int
@@ -24,3 +26,9 @@ class EventLog:
     def __init__(self, most: int) -> None: ...
     def as_bytes(self) -> bytes: ...
     def event(self, index: int) -> tuple[int, int, int, int, int, int, int, int, int]: ...
+
+@final
+class SpanLog:
+    n: int
+    def keep(self, most: int, full: Callable[[], object] | None) -> None: ...
+    def take(self) -> tuple[bytes, int]: ...

@@ -74,6 +74,8 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         facts.append(("threads", _threads(threads)))
     if report.get("npu"):
         facts.append(("on NPUs", _on_npus(report["npu"])))
+    if gpu := report.get("gpu"):
+        facts.append(("on GPUs", _on_gpus(gpu)))
     if not sized and (parts := _startup(startup)):
         slow = _slow_imports(startup)
         apart = ", ".join(f"{seconds(spent)} {what}{slow if what == 'imports' else ''}" for what, spent in parts)
@@ -239,6 +241,18 @@ def _threads(threads: list[dict[str, Any]]) -> str:
              for row in threads[:5]]  # fmt: skip
     more = f" and {len(threads) - 5} more" if len(threads) > 5 else ""
     return f"ops in {', '.join(named)}{more}; times of threads that ran at once are added up"
+
+
+def _on_gpus(gpu: dict[str, Any]) -> str:
+    if gpu["how"] == "waited":
+        return "genie waited for each op: host and device are not told apart"
+    found = [
+        f"{row['device']} busy {seconds(row['busy_s'])}, idle {seconds(row['idle_s'])} "
+        f"({seconds(row['starved_s'])} for want of a launch), {counted(row['kernels'], 'kernel')}, "
+        f"{counted(row['copies'], 'transfer')} on {counted(row['streams'], 'stream')}"
+        for row in gpu["devices"]
+    ]
+    return "; ".join(found) + (" (until genie had to wait for each op)" if gpu["how"] != "traced" else "")
 
 
 def _on_npus(npu: dict[str, Any]) -> str:

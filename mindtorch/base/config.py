@@ -17,7 +17,7 @@ def check() -> None:
     for read in (
         auto_enable, log_intercepts, enable_aten_impl, register_device, max_pending_ops, max_pending_bytes, unsupported,
         executor, _check_executor_device, address, workers, worker_memory, worker_files, lineage, npu_native,
-        private_mounts,
+        private_mounts, profile_cuda,
     ):  # fmt: skip
         read()
 
@@ -59,6 +59,16 @@ def npu_native() -> bool:
 def npu_waits() -> bool:
     """``ASCEND_LAUNCH_BLOCKING`` (default 0), as in torch_npu: 1: wait for each op on an NPU: its error is its own."""
     return os.environ.get("ASCEND_LAUNCH_BLOCKING", "0") == "1"
+
+
+def profile_cuda() -> str:
+    """``GENIE_PROFILE_CUDA`` (``trace``): how a measured profile times ops on a GPU: ``trace``, by torch's own tracer,
+    or ``wait``, for each op.
+    """
+    value = os.environ.get("GENIE_PROFILE_CUDA", "trace").strip().lower()
+    if value not in ("trace", "wait"):
+        raise UsageError(f"GENIE_PROFILE_CUDA: expected trace or wait, got {value!r}")
+    return value
 
 
 def register_device() -> str:

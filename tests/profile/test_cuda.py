@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from mindtorch.profile import Profiler
-from mindtorch.profile.measure import collect
+from mindtorch.profile.measure import cuda_ops
 
 
 def test_C2_peak_memory_of_a_program_on_cuda_is_that_of_its_cuda_tensors() -> None:
@@ -76,7 +76,8 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "synchronize", found.append)
-    monkeypatch.setattr(collect, "cuda_present", lambda: True)
+    monkeypatch.setenv("GENIE_PROFILE_CUDA", "wait")
+    monkeypatch.setattr(cuda_ops, "cuda_present", lambda: True)
     return found
 
 
@@ -84,7 +85,7 @@ def test_C2_an_op_is_waited_for_on_the_device_that_it_ran_on(waited: list[Any]) 
     """torch.cuda.synchronize() alone waits for the current device only."""
     with FakeTensorMode():
         first, second, host = (torch.empty(4, device=device) for device in ("cuda:0", "cuda:1", "cpu"))
-    wait = collect._Wait()
+    wait = cuda_ops.Wait()
     wait(host)  # may be a copy from anywhere
     wait(second)
     wait(((first, host), second))

@@ -34,7 +34,6 @@ from mindtorch._ext.timeline import Timeline
 from mindtorch.base.children import ChildWatch
 from mindtorch.base.errors import LazyTensorError
 from mindtorch.base.threads import ThreadWatch
-from mindtorch.devices.lazy_device import cuda_present
 from mindtorch.engine import semantics
 from mindtorch.engine.execute import local, tensors, values
 from mindtorch.engine.semantics import generation, modules, owners, phases, skipped_prefixes
@@ -46,13 +45,14 @@ from mindtorch.profile.cost.call_shapes import Shaped, shaped
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.measure import peak, waiting
 from mindtorch.profile.measure.asked import ASKED
+from mindtorch.profile.measure.cuda_ops import CudaOps
 from mindtorch.profile.measure.imports import ImportWatch
 from mindtorch.profile.measure.npu_ops import NpuOps
 from mindtorch.profile.measure.run import Run
 from mindtorch.profile.measure.sampling import SamplingProfile
 from mindtorch.profile.measure.watches import CompileWatch, ProfilerWatch, compiled_frames
 from mindtorch.profile.report import times
-from mindtorch.profile.report.recording import STAGES, Label, Places, Recording, Stage, ThreadWork
+from mindtorch.profile.report.recording import STAGES, Label, Places, Recording, Stage, ThreadWork, furthest
 
 log = logging.getLogger(__name__)
 
@@ -112,10 +112,10 @@ class Profiler(Run):
         self._begun_ns, self._begun = begun_ns, 0  # of the run, of the stage
         self._began: dict[str, int] = {}  # each of them, last
         self._used = False
-        synchronize = _Wait() if cuda_present() else None
         look = Look(skipped_prefixes(), waiting.functions(), (phases.__file__, "_next"))
-        self.collector = Mode(describe, count, torch.Tensor, self._on_mark, max_events, synchronize, look.look)
+        self.collector = Mode(describe, count, torch.Tensor, self._on_mark, max_events, None, look.look)
         look.collector = self.collector
+        self.cuda = CudaOps(self.collector)
         self.sampling, self.kept = SamplingProfile(self.collector), peak.Kept(self.collector.balance)
         self._shapes = shapes
         if shapes:
@@ -167,7 +167,7 @@ class Profiler(Run):
         if self._stage != STAGES[0]:
             self._begun = self._began[self._stage] = begun
         self._compile_watch = CompileWatch(self._compiling)
-        self._profiler_watch = ProfilerWatch()
+        self._profiler_watch = ProfilerWatch(self.cuda.give_way)
         self._watch = ImportWatch(collector.begin_import, self._imported).__enter__()
         self._watch.found["torch"] = collector.imported
         collector.__enter__()
@@ -186,6 +186,7 @@ class Profiler(Run):
         self._thread_watch.__exit__()
         self._child_watch.__exit__()
         self.children = dict(self._child_watch.found)
+        self.cuda.stop()
         self.collector.stop()
         self._watch.__exit__()
         self._compile_watch.stop()
@@ -218,9 +219,13 @@ class Profiler(Run):
             log.warning("profiling went on without step marks after an error: %r", self.collector.mark_error)
 
     def recording(self) -> Recording:
-        collector, npu, away = self.collector, self.npu.report(), [*self._away, *self._recording]
+        collector, npu = self.collector, self.npu.report()
+        watched = sum(ns for _, ns in self._recording)  # of which some cost a step nothing: its GPU worked meanwhile
+        share = 1 - min(self.cuda.hidden / watched, 1) if watched else 1
+        away = [*self._away, *((at, int(ns * share)) for at, ns in self._recording)]
         since = self._reported_since()
         spans = self._spans(since)
+        reached = furthest(self.stages) or ""
         held = Recording(
             mode="measured",
             device="",
@@ -252,6 +257,7 @@ class Profiler(Run):
             runs=list(collector.runs.values()),
             executor=str(values.executor().device),
             npu=npu,
+            gpu=self.cuda.report(reached),
             loads=collector.loads,
             threads=self._thread_work(),
             unseen_threads=collector.other_thread,
@@ -264,7 +270,6 @@ class Profiler(Run):
             target=self.target,
             log=collector,
         )
-        reached = held.reached
         held.device = ", ".join(_devices(self.stages[reached].places, npu))
         held.memory = self._held[reached].report(collector, self.names, self._began.get(reached, 0))
         return held
@@ -286,8 +291,11 @@ class Profiler(Run):
         places = Places(collector.plain_ops, collector.lazy_ops, collector.lazy_runs, collector.lazy_devices)
         peaks, phase_peaks = balance.module_peaks(), [balance.phase_peak(i) for i in range(len(context.PHASES))]
         rows, overhead, entries, most = collector.split(at)
+        behind = self.cuda.behind(overhead)
+        rows, overhead = rows + behind, overhead - sum(row[5] for row in behind)
         self._overhead += overhead
         self._ends(stage)
+        self.cuda.end(stage)
         labels = {name: Label(*figures) for name, figures in collector.labels.take().items()}
         waits = Counter({(waiting.FOR[what], line): ns for (what, line), ns in collector.take_waits().items()})
         known = self.stages.get(stage)
@@ -311,6 +319,9 @@ class Profiler(Run):
 
     def _run_pending(self, now: int) -> int:
         """Let what was recorded so far run, so that its time falls into the stage that ends; the time after that."""
+        return max(self._run_recorded(now), self.cuda.look() if self.cuda.traced else 0)
+
+    def _run_recorded(self, now: int) -> int:
         if values.tape.n_recorded == self._recorded:  # what was pending before the profile is none of its business
             return now
         self._recorded = values.tape.n_recorded
@@ -324,9 +335,10 @@ class Profiler(Run):
 
     def _on_mark(self, kind: str, now: int, which: int) -> None:
         with self._marking:
-            self._recording.note(now, self._overhead + self.collector.overhead)
+            self._recording.note(now, self._overhead + self.cuda.hidden + self.collector.overhead)
             self.book.marked(kind)
             self.kept.marked(kind)
+            self.cuda.marked()
             if kind == "backward end":
                 peak.say_roles(self.registered)
             elif kind == "op" and self._stage == "import":
@@ -343,6 +355,7 @@ class Profiler(Run):
 
     def _freeze(self) -> None:
         self.frozen_ns = self._begun
+        self.cuda.stop()
         self.collector.stop()
 
     def module_order(self) -> dict[int, int]:
@@ -458,27 +471,6 @@ def _kind_of(name: str) -> str:
     """The name of a thread without what numbers it: "Thread-3 (train)" is "train", a pool has one name."""
     function = re.fullmatch(r"Thread-\d+ \((.+)\)", name)
     return function[1] if function else re.sub(r"[-_]\d+(_\d+)?$", "", name)
-
-
-class _Wait:
-    """Kernels on a GPU are queued: wait, so that an op's time is its own."""
-
-    def __init__(self) -> None:
-        # Devices that gave results: waiting for others would start those.
-        self._seen: dict[torch.device | None, None] = {}
-
-    def __call__(self, out: Any) -> None:
-        # A graph that is captured runs nothing, and waiting would end the capture with an error.
-        if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
-            return
-        while isinstance(out, (tuple, list)) and out:
-            out = out[0]
-        if isinstance(out, torch.Tensor) and out.is_cuda:
-            self._seen[out.device] = None
-            torch.cuda.synchronize(out.device)  # which need not be the current one
-            return
-        for device in tuple(self._seen) or (None,):  # nothing says where it was
-            torch.cuda.synchronize(device)
 
 
 def _in_child() -> None:

@@ -50,14 +50,24 @@ class CompileWatch:
 class ProfilerWatch:
     """Counts how often the program starts torch's own profiler, or has it send ranges to NVTX or ITT: ``started``."""
 
-    def __init__(self) -> None:
+    def __init__(self, begins: Callable[[], None] = lambda: None) -> None:
+        """`begins()` is called before its profiler gets ready."""
         self.started = 0
         original = torch.autograd.profiler._enable_profiler  # type: ignore[attr-defined]
+        prepares = torch.autograd.profiler._prepare_profiler  # type: ignore[attr-defined]
 
         def enable(*args: Any, **kwargs: Any) -> Any:
             self.started += 1
+            begins()
             return original(*args, **kwargs)
 
+        def prepare(*args: Any, **kwargs: Any) -> Any:
+            begins()
+            return prepares(*args, **kwargs)
+
         held = Patches(yields=True)
-        held.put([(torch.autograd.profiler, "_enable_profiler", enable)])
+        held.put([
+            (torch.autograd.profiler, "_enable_profiler", enable),
+            (torch.autograd.profiler, "_prepare_profiler", prepare),
+        ])  # fmt: skip
         self.stop = held.undo

@@ -76,6 +76,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
         "command": list(sys.argv),
         "lazy": _lazy(seen, rows),
         "npu": seen.npu,
+        "gpu": None if seen.gpu is None else seen.gpu.report(),
         "threads": [
             {"name": name, "count": work.threads, "ops": work.ops, "self_s": work.ns / 1e9}
             for name, work in seen.threads
@@ -220,6 +221,10 @@ def _ops(seen: Recording, rows: list[Row], forecast: Forecast | None, waits: Cou
         return own if op is None else (op.name, op.category)
 
     found = sums(seen, rows, forecast, kind)
+    for sig, (ns, kernels) in ({} if seen.gpu is None else seen.gpu.ops).items():
+        op = seen.ops[sig]
+        entry = found.setdefault(own if op is None else (op.name, op.category), Sums())
+        entry.device_ns, entry.kernels = entry.device_ns + ns, entry.kernels + kernels
     between = found.get(own, Sums())
     for what, ns in waits.items():
         waited = min(ns, between.ns)

@@ -27,6 +27,8 @@ class Sums:
     flops: int = 0
     macs: int = 0
     host_flops: int = 0  # of an estimate: those of calls on the CPU, which are in no time
+    device_ns: int = 0  # of all kernels, also those that ran at once; measured on a GPU, by the op table alone
+    kernels: int = 0
     rows: int = 0  # calls, with stretches between ops
     predicted_s: float = 0.0
     times: dict[str, float] = field(default_factory=dict)  # on a target: at least, about, interval
@@ -131,6 +133,8 @@ OPS = (
     Column("calls", lambda s: s.rows, "calls", 7, "count"),
     Column("self_s", lambda s: s.ns / 1e9, "time", 8, "seconds"),
     Column("mean_s", lambda s: s.ns / 1e9 / s.rows if s.rows and s.ops else None, "a call", 8, "seconds", "full"),
+    Column("device_s", lambda s: s.device_ns / 1e9),
+    Column("kernels", lambda s: s.kernels),
     Column("total_s", lambda s: s.ns / 1e9),  # ops are leaves: what one calls below the dispatcher is its own
     Column("self_s", None, "%", 5, "share"),
     Column("flops", lambda s: s.flops, "FLOPs", 7, "amount"),

@@ -32,6 +32,7 @@ _KINDS: Mapping[str, Callable[[Looked], Said | None]] = {
     "python-line": time_findings.python,
     "first-iteration": time_findings.first,
     "host-bound": time_findings.host,
+    "gpu-idle": time_findings.idle,
     "device-reads": time_findings.reads,
     "attention-written-out": time_findings.attention,
     "float32-products": time_findings.float32,

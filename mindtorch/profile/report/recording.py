@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mindtorch.profile.cost.targets import Target
     from mindtorch.profile.cost.work import Work
     from mindtorch.profile.measure.sampling import Sample
+    from mindtorch.profile.report.device_work import DeviceWork
 
 #: Stages of a run; the furthest one reached, "rest" apart, is what the report is about.
 STAGES = ("import", "init", "warmup", "main", "rest")
@@ -184,6 +185,7 @@ class Recording:
     executor: str = ""  # where that ran
     loads: Mapping[int, int] = field(default_factory=dict)  # of a measured run: see `of_the_loop`
     npu: dict[str, Any] | None = None
+    gpu: DeviceWork | None = None  # of the stage reported, where a measured run used one
     threads: Sequence[tuple[str, ThreadWork]] = ()
     unseen_threads: bool = False
     children: Mapping[str, int] = field(default_factory=dict)  # processes that may have run torch

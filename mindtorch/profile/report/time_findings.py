@@ -122,6 +122,21 @@ def host(of: Looked) -> Said | None:
     return Said(text, share, of.heaviest(of.forward(mine)), to_try)
 
 
+def idle(of: Looked) -> Said | None:
+    """Measured: the GPU has nothing to do, because the host has not launched it yet."""
+    work = of.seen.gpu
+    if work is None or work.how != "traced" or not work.busy:
+        return None
+    share = of.part(work.idle / 1e9)
+    if share < _IDLE:
+        return None
+    kernels = sum(use.kernels for use in work.uses.values())
+    nothing = f"the GPU has nothing to do for {percent(share)} of the time"
+    text = f"{nothing}: the host is late with its {counted(kernels, 'kernel')}"
+    to_try = "torch.compile(mode='reduce-overhead'), larger batches, or fewer small operations"
+    return Said(text, share, of.heaviest(of.forward(row for row in of.rows if not row.sig)), to_try)
+
+
 def reads(of: Looked) -> Said | None:
     """Each is at least what the host takes to launch the next kernel: until then the device has nothing to do."""
     if of.forecast is None or of.forecast.target.model is not None:

@@ -77,7 +77,7 @@ def warnings(
         found.append("no nn.Module was called; everything after the first op is reported")
     if seen.mark_error is not None:
         found.append(f"start-up and iterations could not be told apart: {seen.mark_error!r}")
-    return [*found, *seen.notes]
+    return [*found, *(seen.gpu.notes() if seen.gpu is not None else ()), *seen.notes]
 
 
 def _gradient_sums(seen: Recording, rows: list[Row]) -> tuple[int, int] | None:
