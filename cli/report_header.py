@@ -247,12 +247,12 @@ def _on_gpus(gpu: dict[str, Any]) -> str:
     if gpu["how"] == "waited":
         return "genie waited for each op: host and device are not told apart"
     found = [
-        f"{row['device']} busy {seconds(row['busy_s'])}, idle {seconds(row['idle_s'])} "
-        f"({seconds(row['starved_s'])} for want of a launch), {counted(row['kernels'], 'kernel')}, "
-        f"{counted(row['copies'], 'transfer')} on {counted(row['streams'], 'stream')}"
+        f"{row['device']}: {counted(row['kernels'], 'kernel')}, {counted(row['copies'], 'transfer')} "
+        f"on {counted(row['streams'], 'stream')}"
         for row in gpu["devices"]
     ]
-    return "; ".join(found) + (" (until genie had to wait for each op)" if gpu["how"] != "traced" else "")
+    text = f"busy {seconds(gpu['busy_s'])}, idle {seconds(gpu['idle_s'])} of the time above; {'; '.join(found)}"
+    return text + (" (until genie had to wait for each op)" if gpu["how"] != "traced" else "")
 
 
 def _on_npus(npu: dict[str, Any]) -> str:

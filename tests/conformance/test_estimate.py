@@ -50,8 +50,10 @@ def estimate() -> Iterator[Callable[[], tuple]]:
                 new[["nbytes", "sig", "place", "phase"]].tolist(),
             )
 
-        yield since
-        ledger.close()
+        try:
+            yield since
+        finally:
+            ledger.close()
 
 
 def _input(a: Any) -> Any:

@@ -129,17 +129,27 @@ def _nothing_left() -> Iterator[None]:
     torch.cuda.empty_cache()
 
 
-def torchs(step: Callable[[], Any], steps: int) -> Counter[str]:
-    """Self device seconds of ATen's ops, by torch.profiler."""
+def torchs(step: Callable[[], Any], steps: int, told: set[str]) -> Counter[str]:
+    """Device seconds of ATen's ops, by torch.profiler: a kernel is the outermost op's that we tell of, too."""
     with torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profile:
         for _ in range(steps):
             step()
         torch.cuda.synchronize()
     found: Counter[str] = Counter()  # of floats, whatever its stub says
     for event in profile.events():
-        for kernel in event.kernels:
-            found[event.name] += kernel.duration / 1e6  # type: ignore[assignment]
+        if not event.kernels:
+            continue
+        name, parent = event.name, event
+        while parent is not None:
+            name = parent.name if _known_as(parent.name) in told else name
+            parent = parent.cpu_parent
+        found[_known_as(name)] += sum(kernel.duration for kernel in event.kernels) / 1e6  # type: ignore[assignment]
     return found
+
+
+def _known_as(name: str) -> str:
+    """Where it is watched, autograd adds gradients up out of place."""
+    return name.rstrip("_")
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -148,14 +158,16 @@ def test_C2_the_heaviest_ops_take_what_torchs_profiler_says(name: str) -> None:
     for _ in range(3):
         step()
     torch.cuda.synchronize()
-    expected = torchs(step, 3)
     with Profiler(whole=True) as profiler:
         torch.zeros(1, device="cuda").add_(1)  # the first op is waited for, and not traced
         for _ in range(3):
             step()
     report = profiler.report()
     assert (report["gpu"]["how"], report["gpu"]["why"]) == ("traced", ""), report["warnings"]
-    ours = {row["name"]: row["device_s"] for row in report["ops"]}
+    ours: Counter[str] = Counter()
+    for row in report["ops"]:
+        ours[_known_as(row["name"])] += row["device_s"]
+    expected = torchs(step, 3, {name for name, seconds in ours.items() if seconds})
     print(f"\n{name}: {report['gpu']}")
     heaviest = sorted(expected, key=lambda op: -expected[op])[:HEAVIEST]
     for op in heaviest:
@@ -165,7 +177,7 @@ def test_C2_the_heaviest_ops_take_what_torchs_profiler_says(name: str) -> None:
     assert report["gpu"]["unattributed_s"] <= 0.01 * report["gpu"]["busy_s"]
     assert sum(ours.values()) == pytest.approx(sum(expected.values()), rel=0.1)
     for op in heaviest:
-        if op in ours and expected[op] > LITTLE:  # the rest has another name below the dispatcher
+        if expected[op] > LITTLE and op.startswith("aten::"):
             assert ours[op] == pytest.approx(expected[op], rel=0.1, abs=LITTLE), op
 
 
