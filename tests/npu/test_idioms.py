@@ -81,3 +81,26 @@ def test_L7_a_seed_is_said_to_take_effect(in_npu_program: Any) -> None:
         """
     )
     assert said == "True False\n"
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+def test_N3_files_are_loaded_where_a_function_says(npu: ModuleType, devices: Any, tmp_path: Path, zipped: bool) -> None:
+    whole = torch.arange(6.0).npu()
+    saved = {"whole": whole, "part": whole[2:4], "plain": torch.ones(2)}
+    torch.save(saved, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
+    asked: list[str] = []
+
+    def here(storage: Any, location: str) -> Any:
+        asked.append(location)
+        return storage
+
+    def nowhere(storage: Any, location: str) -> None:
+        return None  # as the file says
+
+    for where, devices_of in ((here, ("cpu", "cpu")), (nowhere, ("cpu", "cpu")), ({"cpu": "npu:0"}, ("npu", "npu"))):
+        loaded = torch.load(tmp_path / "a.pt", map_location=where, weights_only=False)
+        assert (loaded["whole"].device.type, loaded["plain"].device.type) == devices_of, where
+        assert loaded["whole"].tolist() == [0, 1, 2, 3, 4, 5] and loaded["plain"].tolist() == [1, 1]
+        loaded["whole"].zero_()
+        assert loaded["part"].tolist() == [0, 0], where
+    assert set(asked) == {"cpu"}  # tensors on NPUs are saved as plain ones
