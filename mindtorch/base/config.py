@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 
-from . import plugins
 from .errors import UsageError
 
 _FALSE = {"0", "false", "no", "off", ""}
@@ -125,6 +124,8 @@ def executor_named(value: str, what: str) -> str:
         return value.lower()
     if re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*", value):
         return value
+    from . import plugins  # few name one by an entry point, and reading those takes time
+
     offered = plugins.names("mindtorch.executors")
     if value in offered:
         return value

@@ -223,7 +223,7 @@ def is_state(data: bytes) -> bool:
     A CPU generator's: seed (8 bytes), numbers that are left before the next 624 are made (4), was it seeded (4), place
     of the next one (8), then the numbers. A CUDA generator's: seed and offset.
     """
-    whole = len(torch.default_generator.get_state())
+    whole = len(torch.Generator().get_state())
     if len(data) == 16:
         return True
     if len(data) != whole:

@@ -18,6 +18,7 @@ from ..base.patching import Patch
 from ..devices import lazy_device
 from ..devices.places import ESTIMATED, NPU, RECORDED, where
 from ..engine.execute import tensors, values
+from ..engine.record.predict import quiet
 from ..engine.tensor import classes
 from ..npu import moves as npu_moves
 from ..npu import random as npu_random
@@ -66,9 +67,11 @@ def _to_dlpack(self: torch.Tensor) -> Any:
 
 @functools.wraps(_torch_manual_seed)
 def _manual_seed(seed: Any) -> torch.Generator:
-    generator = _torch_manual_seed(seed)
-    creation.manual_seed_all(generator.initial_seed())
-    npu_random.manual_seed_all(generator.initial_seed())
+    with quiet():  # torch's own generator
+        generator = _torch_manual_seed(seed)
+        chosen = generator.initial_seed()
+    creation.manual_seed_all(chosen)
+    npu_random.manual_seed_all(chosen)
     return generator
 
 

@@ -31,6 +31,35 @@ TRAIN = """
 """
 
 
+SEEDED = """
+    import torch
+    from torch import nn
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    model = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.ReLU(), nn.Dropout(0.1))])
+    model, x = model.to(device), torch.randn(8, 256).to(device)
+    noise = torch.randn(8, 256, device=device)
+    torch.manual_seed(1)
+    step = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for i in range(2):
+        loss = model(x + 0.1 * noise).square().mean()
+        step.zero_grad()
+        loss.backward()
+        step.step()
+        torch.default_generator.manual_seed(5 + i)
+        noise = torch.randn(8, 256, device=device)
+        print(loss.item())
+    print([p.double().sum().item() for p in model.parameters()], noise.sum().item())
+"""
+
+
+def test_R5_a_program_that_seeds_again_draws_the_same_on_several_workers(runs, monkeypatch) -> None:
+    """Seeds are recorded where draws are pending; a look at a reply once took the generator's state along."""
+    monkeypatch.setenv("GENIE_WORKER_MEMORY", "3000000")
+    under = runs.same(SEEDED, options=("--executor", "pipe", "--workers", "3", "--map", "cuda"))
+    assert "remote_accelerator:0 uses 3 of 3 workers" in under.err
+
+
 def test_R5_a_program_for_one_device_runs_on_several_workers_with_the_same_output(runs, monkeypatch) -> None:
     monkeypatch.setenv("GENIE_WORKER_MEMORY", "3000000")
     name = runs.write(TRAIN)

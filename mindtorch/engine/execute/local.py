@@ -113,7 +113,7 @@ class LocalExecutor(Executor):
 
     def set_generators(self, seed: int | None, states: dict[int, torch.Tensor]) -> None:
         self._states.seed = seed
-        size = self._default_generator().get_state().numel()
+        size = torch.Generator(self.device).get_state().numel()
         taken = {index: state.clone() for index, state in states.items() if state.numel() == size}
         self._states.update(taken)
         self._states.keep(taken)

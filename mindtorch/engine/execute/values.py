@@ -12,6 +12,7 @@ import torch
 
 from ..._ext import intern as _intern
 from ..._ext import lazy as _core
+from ..._ext.guards import Quiet
 from ..._ext import tape as _tape
 from ...base import config
 from ...base.errors import LazyTensorError, MaterializationError, SessionLost, UsageError
@@ -52,7 +53,8 @@ def set_executor(executor: Executor | None) -> Executor | None:
             try:
                 executor.set_generators(*previous.generators())
             except SessionLost:  # the states are gone
-                executor.seed(torch.initial_seed())
+                with Quiet():  # of torch's own generator
+                    executor.seed(torch.initial_seed())
             if _META in (previous.place, executor.place):
                 _hand_over(previous, executor)
         _executor = executor
