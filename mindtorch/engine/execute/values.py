@@ -12,8 +12,8 @@ import torch
 
 from ..._ext import intern as _intern
 from ..._ext import lazy as _core
-from ..._ext.guards import Quiet
 from ..._ext import tape as _tape
+from ..._ext.guards import Quiet
 from ...base import config
 from ...base.errors import LazyTensorError, MaterializationError, SessionLost, UsageError
 from ..record import meta
