@@ -215,18 +215,19 @@ def _executor() -> Executor:
     from .base import config
     from .engine.execute import LocalExecutor
 
-    if config.executor() == "local":
+    name = config.executor()  # which may have to read the entry points
+    if name == "local":
         return LocalExecutor(config.executor_device())
-    if config.executor() == "loopback":
+    if name == "loopback":
         from .engine.remote.loopback import LoopbackExecutor
 
         return LoopbackExecutor(config.executor_device())
-    if config.executor() == "ray":
+    if name == "ray":
         from .cluster.connect import default_executor
 
         return default_executor()
-    if config.executor() != "pipe":
-        return _executor_of_others(config.executor())
+    if name != "pipe":
+        return _executor_of_others(name)
     from .engine.remote.pipe import PipeExecutor
 
     found = [PipeExecutor(config.executor_device()) for _ in range(config.workers() or 1)]

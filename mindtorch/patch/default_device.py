@@ -24,10 +24,10 @@ from .._ext import hooks as _hooks
 from ..base.patching import Patch, replaced
 from ..devices import mode, names
 from ..devices.lazy_device import DEVICE_TYPE
-from ..engine.execute import tensors, values
+from ..engine.execute import tensors
 from ..engine.record.meeting import bring_together
-from ..engine.record.predict import quiet
 from . import creation, generators, hooks, loaders, parallel, pretrained, slot
+from .device_module import of_generator
 
 __all__ = ["default_device", "one_generator"]
 
@@ -90,9 +90,7 @@ def _seed(method: Any, index: int, generator: torch.Generator, *seed: Any) -> An
 
 
 def _read(method: Any, index: int, generator: torch.Generator) -> Any:
-    values.materialize([], f"generator.{method.__name__}", generator=index)
-    with values.lock, values.executor().rng(index), quiet():
-        return method(generator)
+    return of_generator(index, method.__name__, f"generator.{method.__name__}")
 
 
 def _set(method: Any, index: int, generator: torch.Generator, state: torch.Tensor) -> torch.Generator:

@@ -22,7 +22,7 @@ from ..engine.execute import tensors, values
 from ..engine.record.predict import quiet
 from . import creation
 
-__all__ = ["NOT_APPLICABLE", "REFUSED", "DeviceModule", "Event", "Stream"]
+__all__ = ["NOT_APPLICABLE", "REFUSED", "DeviceModule", "Event", "Stream", "of_generator"]
 _current = threading.local()  # .index: what `with torch.remote_accelerator.device(i):` chose
 
 
@@ -119,9 +119,7 @@ class DeviceModule(types.ModuleType):
     def initial_seed(self) -> int:
         """The seed of the current device's generator."""
         index = self.current_device()
-        values.materialize([], "initial_seed", generator=index)
-        with values.lock, values.executor().rng(index):
-            return _generator().initial_seed()
+        return int(of_generator(index, "initial_seed", "initial_seed"))
 
     def seed(self) -> None:
         """Seed the current device's generator with a number that nobody chose."""
@@ -212,15 +210,11 @@ class DeviceModule(types.ModuleType):
     def get_rng_state(self, device: Any = None) -> torch.Tensor:
         """State of a device's generator; runs its pending draws, since they come before."""
         index = self._index(device)
-        values.materialize([], "get_rng_state", generator=index)
-        with values.lock, values.executor().rng(index), quiet():
-            return _generator().get_state()
+        return of_generator(index, "get_state", "get_rng_state")  # type: ignore[no-any-return]
 
     def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
         index = self._index(device)
-        values.materialize([], "set_rng_state", generator=index)
-        with values.lock, values.executor().rng(index), quiet():
-            _generator().set_state(state)
+        of_generator(index, "set_state", "set_rng_state", state)
 
     def synchronize(self, device: Any = None) -> None:
         values.flush("synchronize")
@@ -411,6 +405,13 @@ NOT_APPLICABLE = frozenset(
         "default_generators",
     }
 )
+
+
+def of_generator(index: int, method: str, reason: str, *args: Any) -> Any:
+    """What a method of the generator of device `index` gives; the device's pending draws come before, for `reason`."""
+    values.materialize([], reason, generator=index)
+    with values.lock, values.executor().rng(index), quiet():
+        return getattr(_generator(), method)(*args)
 
 
 def _generator() -> torch.Generator:

@@ -21,7 +21,6 @@ from ..devices import mode
 from ..devices.lazy_device import npu_device
 from ..engine.execute import tensors, values
 from ..engine.record import eager
-from ..engine.record.predict import quiet
 from ..npu.moves import index_of as npu_index
 from ..npu.tensor import is_npu
 from . import held
@@ -134,8 +133,7 @@ def _is_of_the_cpu(executor: Any, index: int) -> bool:
     """Are the executor's generators those of a CPU? One that is elsewhere is asked once."""
     if executor not in _of_the_cpu:
         asked = getattr(executor, "generator_state", None)
-        with quiet():
-            same = asked is None or asked(index).numel() == torch.default_generator.get_state().numel()
+        same = asked is None or asked(index).numel() == torch.Generator().get_state().numel()
         _of_the_cpu[executor] = same and executor.device.type == "cpu"
     return _of_the_cpu[executor]
 
