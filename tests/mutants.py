@@ -240,6 +240,7 @@ class Trial:
     def __init__(self) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.tree = copied(Path(self.folder.name))
+        self.passed: set[str] = set()
 
     def ends_well(self, work: Callable[[Any], int], given: object) -> bool:
         """Whether this gives 0 in the tree, in a process of its own, in the time that tests are given."""
@@ -282,8 +283,12 @@ class Trial:
                 for path, held in modules.items():
                     path.unlink(missing_ok=True)  # a process may still have it mapped
                     path.write_bytes(held)
-        if failed.exists() and not self.ends_well(fails, [test := failed.read_text()]):
-            raise SystemExit(f"expected tests that pass as they are, got a failure of {test}")
+        # One that ended the process, or took too long, names no test: all of them must pass in that time.
+        tests = [failed.read_text()] if failed.exists() else nearest(mutant.path)
+        if failed.exists() or not self.passed.issuperset(tests):
+            if not self.ends_well(fails, tests):
+                raise SystemExit(f"expected tests that pass as they are, got a failure of {' '.join(tests)}")
+            self.passed.update(tests)
         return "killed"
 
 

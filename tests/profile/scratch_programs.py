@@ -185,6 +185,7 @@ def workspaces() -> list[list[Any]]:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # what was imported stays: each collection is of what a program made
     print(json.dumps({
         "programs": programs(),
         "calls": compared(convolutions() + products()),

@@ -209,7 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--part", type=int, default=1, help="which of --parts equal parts of each file")
     parser.add_argument("--parts", type=int, default=1)
     parser.add_argument("--quiet", action="store_true", help="the table only, not what differs")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     options.folder = options.folder.resolve()
     files = [options.folder / f"{name}.py" for name in options.files] or sorted(options.folder.glob("test_*.py"))
     table = [("file", *COLUMNS)]
