@@ -227,3 +227,19 @@ def test_C4_what_is_made_sparse_of_unknown_numbers_is_taken_for_full_and_that_is
     assert (row["op"].lstrip("_").partition("_csr")[0], row["value"], row["calls"]) == ("to_sparse", 1, 1)
     assert row["source"].startswith("matrix = to_sparse(")
     assert any("unknown elements made sparse are not 0" in line for line in report["warnings"])
+
+
+@pytest.mark.parametrize("call", [
+    torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr, torch.Tensor.to_sparse_csc,
+    lambda a: torch.sparse.sampled_addmm(graph().to_sparse_csr(), a, a),
+    lambda a: torch.sparse.mm(graph(), a),
+])  # fmt: skip
+def test_C4_sparse_matrices_that_are_gone_take_no_memory(call: Any) -> None:
+    with Estimator(target=targets.find("h100")):
+        a = torch.randn(4, 4, device="cuda")
+        a @ a  # cuBLAS's workspace stays
+        before = torch.cuda.memory_allocated()
+        out = call(a)
+        assert torch.cuda.memory_allocated() > before
+        del out
+        assert torch.cuda.memory_allocated() == before

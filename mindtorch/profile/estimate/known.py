@@ -356,7 +356,7 @@ def _plain(value: Any) -> Any:
     """The same with torch's own meta tensors."""
     if isinstance(value, torch.Tensor):
         handle = _core.get_handle(value)
-        return value if handle is None else predict.meta_tensor(handle)
+        return sparse_tensors.uncounted(value) if handle is None else predict.meta_tensor(handle)
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     return type(value)(_plain(v) for v in value) if type(value) in (list, tuple) else value

@@ -115,9 +115,11 @@ class Redirected(Tree):
         if openers.get(None) is real_open:  # by which numpy writes text
             self._held.put([(openers, None, standing[real_open])])
         found: list[Any] = holders(standing, (__name__, Tree.__module__))
-        if (accessor := getattr(sys.modules.get("pathlib"), "_NormalAccessor", None)) is not None:  # Python 3.10
-            theirs = {name: standing.get(value) for name, value in vars(accessor).items() if callable(value)}
-            found += [(accessor, name, staticmethod(instead)) for name, instead in theirs.items() if instead]
+        for module, name in (("pathlib", "_NormalAccessor"), ("glob", "_StringGlobber")):  # Python 3.10, 3.13
+            if (owner := getattr(sys.modules.get(module), name, None)) is not None:
+                theirs = {name: getattr(value, "__func__", value) for name, value in vars(owner).items()}
+                instead = {name: standing.get(value) for name, value in theirs.items() if callable(value)}
+                found += [(owner, name, staticmethod(each)) for name, each in instead.items() if each]
         self._held.put(found)
         for kinds in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
             more = {made for original, made in standing.items() if original in kinds} - kinds

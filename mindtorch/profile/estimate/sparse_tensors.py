@@ -129,6 +129,15 @@ def labelled(t: Any, place: int) -> Any:
     return t
 
 
+def uncounted(t: Any) -> Any:
+    """``t``, or of a sparse tensor another one with its numbers, which is none of the program's: no memory of it counts.
+    """
+    if not isinstance(t, KnownSparse):
+        return t
+    with torch._C.DisableTorchFunctionSubclass():
+        return t.detach()
+
+
 def _parts_on_meta(t: torch.Tensor) -> list[torch.Tensor]:
     with predict.quiet(), torch._C.DisableTorchFunctionSubclass():
         if t.layout is torch.sparse_coo:
