@@ -1,22 +1,25 @@
 """What takes programs apart by watching them meets tensors of ours.
 
 ``torch.jit.trace`` watches C++ handle tensors with memory, which ours do not have: refused in one clear error, as is
-``torch.export`` of NPU tensors. A program traced on the CPU runs on tensors of ours as any other. Scripted modules with
+``torch.export`` of NPU tensors. A program traced on the CPU runs on tensors of ours as any other; under ``genie run``,
+a module that the program moved there is traced there, whatever device its inputs were made on. Scripted modules with
 tensors of ours cannot be saved either. ``torch.compile`` runs calls on tensors of ours as they are, between its graphs.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..base import NAME, torch_facts
 from ..base.errors import UnsupportedOperationError
 from ..base.patching import Patch
+from ..devices import mode
 from ..npu.tensor import is_npu
 from . import attention
 from .module_moves import is_opaque
@@ -24,11 +27,30 @@ from .module_moves import is_opaque
 __all__ = ["patches"]
 
 
+def _held(module: Any) -> tuple[torch.Tensor, ...]:
+    return (*module.parameters(), *module.buffers()) if isinstance(module, torch.nn.Module) else ()
+
+
+@contextmanager
+def _beside(held: tuple[torch.Tensor, ...], given: Any) -> Iterator[Any]:
+    """`given` on the CPU, and the CPU as default device, if a module's tensors are there though the program's default
+    device is one of ours: the program moved the module there. Else `given` as it is."""
+    if mode.now.meets is None or not held or not all(t.is_cpu and not is_opaque(t) for t in held):
+        yield given
+        return
+    moved = tree_map(lambda each: each.cpu() if isinstance(each, torch.Tensor) and is_opaque(each) else each, given)
+    with mode.enter(default=None, meets=None):
+        yield moved
+
+
 def _refusing(original: Callable[..., Any]) -> Any:
     @functools.wraps(original)
     def trace(func: Any, *args: Any, **kwargs: Any) -> Any:
-        owner = getattr(func, "__self__", func)  # a module, or a method of one
-        held = (*owner.parameters(), *owner.buffers()) if isinstance(owner, torch.nn.Module) else ()
+        held = _held(getattr(func, "__self__", func))  # of a module, or of one that this is a method of
+        with _beside(held, (args, kwargs)) as (args, kwargs):
+            return there(held, func, args, kwargs)
+
+    def there(held: tuple[torch.Tensor, ...], func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         given = (*held, *tree_leaves((args, kwargs)))
         lazy = next((t for t in given if is_opaque(t)), None)
         if lazy is not None:
@@ -58,14 +80,15 @@ def _saving(original: Callable[..., Any]) -> Any:
 def _exporting(original: Callable[..., Any]) -> Any:
     @functools.wraps(original)
     def export(mod: torch.nn.Module, args: Any = (), kwargs: Any = None, *others: Any, **options: Any) -> Any:
-        held = (*mod.parameters(), *mod.buffers()) if isinstance(mod, torch.nn.Module) else ()
+        held = _held(mod)
         given = (*held, *tree_leaves((args, kwargs)))
         there = next((t for t in given if is_npu(t)), None)
         if there is not None:
             raise UnsupportedOperationError(
                 f"[torch.export] expected a module and inputs on the CPU, got one on {there.device}: .to('cpu') first"
             )
-        return original(mod, args, kwargs, *others, **options)
+        with _beside(held, (args, kwargs)) as (args, kwargs):
+            return original(mod, args, kwargs, *others, **options)
 
     return export
 

@@ -399,6 +399,35 @@ def test_C9_a_compiled_function_and_a_custom_one(runs):
     """)
 
 
+FOR_DEPLOYMENT = """
+    import torch
+    from torch import nn
+
+    class Shifted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(3, 3)
+        def forward(self, x):
+            return self.inner(x) + torch.ones(3)
+
+    torch.manual_seed(0)
+    model = Shifted()
+    print(model(torch.rand(2, 3)))
+    model.cpu()
+    exported = torch.export.export(model, (torch.ones(2, 3),))
+    print(len(exported.graph.nodes), exported.module()(torch.rand(2, 3)))
+    traced = torch.jit.trace(model, torch.ones(2, 3))
+    print(traced(torch.rand(2, 3)), torch.rand(2))
+    traced.save("traced.pt")
+    print(torch.jit.load("traced.pt")(torch.ones(2, 3)))
+"""
+
+
+@pytest.mark.parametrize("executor", ["local", "pipe"])
+def test_C9_a_model_moved_to_the_cpu_is_exported_and_traced_there(runs, executor):
+    runs.same(FOR_DEPLOYMENT, options=("--executor", executor))
+
+
 def test_C9_the_programs_own_log_has_no_line_of_ours(runs):
     """A program that logs to the terminal, or to a file, by the root logger."""
     runs.same("""

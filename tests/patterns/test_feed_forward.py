@@ -124,6 +124,19 @@ def test_L13_what_only_looks_like_feed_forward_is_not_labelled(form: str, genera
         assert [each for each in labels(ARE_NONE[form], seed) if not each.refused] == [], seed
 
 
+def test_L13_one_projection_may_take_all_rows_as_one_list() -> None:
+    def form(b: Block, x: Tensor) -> Tensor:
+        y = b.norm(x)
+        gate = (y.flatten(0, 1) @ b.gate.weight.t()).view(*y.shape[:2], -1)
+        return x + F.linear(F.silu(gate) * F.linear(y, b.up.weight), b.down.weight)
+
+    block = Block(form, 2).eval()
+    with torch.inference_mode(), capture() as graph:  # there linear is one call, of rows as they lie
+        block(torch.randn(block.shape))
+    (found,) = [each for each in find_patterns(graph) if each.pattern == "feed-forward"]
+    assert (found.refused, found.attributes) == ("", {"activation": "silu", "gated": True})
+
+
 def test_L13_dropout_within_feed_forward_is_part_of_it() -> None:
     (found,) = labels(lambda b, x: x + b.drop(b.down(b.drop(F.relu(b.up(b.norm(x)))))), train=True)
     assert found.verified

@@ -179,10 +179,12 @@ def test_L13_torchs_recurrent_modules_are_proven(module: nn.Module, n: int, said
     assert [(each.verified, each.attributes) for each in found] == [(True, said)] * n
 
 
-def test_L13_a_packed_batch_is_proven_step_by_step() -> None:
+@pytest.mark.parametrize("ways", [1, 2])
+def test_L13_a_packed_batch_is_proven_step_by_step(ways: int) -> None:
+    """Backwards, rows of states that begin later come to those that there are."""
     x = nn.utils.rnn.pack_padded_sequence(torch.randn(T, B, D), torch.tensor([3, 3, 2, 2, 1]))
-    found = cells(nn.LSTM(D, H), x)
-    assert [(each.verified, each.refused, each.attributes) for each in found] == [(True, "", LSTM)] * T
+    found = cells(nn.LSTM(D, H, bidirectional=ways == 2), x)
+    assert [(each.verified, each.refused, each.attributes) for each in found] == [(True, "", LSTM)] * ways * T
 
 
 @pytest.mark.parametrize(

@@ -233,3 +233,17 @@ def test_C2_what_a_model_makes_before_training_is_no_part_of_the_first_iteration
     report = profiler.report()
     assert report["steps"]["count"] == 4
     assert report["steps"]["first_s"] + 0.4 < report["totals"]["time_s"], "two of the sleeps are in no iteration"
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_C2_steps_of_a_program_without_modules_begin_within_its_run(learns: bool) -> None:
+    x = torch.ones(4, requires_grad=True)
+    optimizer = torch.optim.SGD([x], 0.1)
+    with Profiler() as profiler:
+        for _ in range(3):
+            if learns:
+                (x * x).sum().backward()
+            optimizer.step()
+    steps, log = profiler.report()["steps"], profiler.collector
+    assert steps["count"] == 3 and log.started > 0
+    assert steps["first_s"] + 2 * steps["time_s"]["min"] <= (log.stopped - log.started) / 1e9, "not since the boot"

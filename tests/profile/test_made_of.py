@@ -387,3 +387,19 @@ def test_L13_a_loss_of_two_calls_of_a_model_is_one_at_each_line(how):
 
     row = report(how, program)[1]["loss"]
     assert (row["instances"], row["calls"], row["verified"]) == (1, 3, True)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_L13_a_step_has_all_of_its_time_on_a_line_that_does_everything(fused: bool) -> None:
+    def program() -> None:
+        net = nn.Sequential(*(nn.Linear(D, D) for _ in range(4))).to("cuda")
+        step = torch.optim.AdamW(net.parameters(), fused=fused or None)
+        for _ in range(4):
+            loss = net(torch.ones(2, D, device="cuda")).square().mean(); step.zero_grad(); loss.backward(); step.step()  # fmt: skip # noqa: E702
+
+    found, patterns = report("estimated", program)
+    assert found["warnings"] == []
+    (phase,) = [row for row in found["phases"] if row["name"] == "optimizer"]
+    update = patterns["optimizer update"]
+    assert (update["verified"], update["attributes"]["form"]) == (True, "fused" if fused else "foreach")
+    assert update["time_s"] == pytest.approx(phase["time_s"]), "what the device waits for belongs to it, too"

@@ -268,8 +268,9 @@ class Parts:
         sides = flow.sides(node)
         assert sides is not None
         root, moves = moved(flow, sides[0])
-        joined = flow.is_op(root[0]) and flow.ops[root[0]] == "aten::cat"
-        parts = flow.inputs(root[0]) if joined else (sides[0],)
+        inputs = flow.inputs(root[0]) if flow.is_op(root[0]) and flow.ops[root[0]] == "aten::cat" else ()
+        joined = bool(inputs) and sum(flow.shape(each)[-1] for each in inputs) == flow.shape(root)[-1]  # else rows are
+        parts = inputs if joined else (sides[0],)
         reset = None
         for part in parts:
             at, passed = moved(flow, part)

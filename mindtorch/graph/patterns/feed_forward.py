@@ -214,9 +214,12 @@ def _functions(given: list[torch.Tensor]) -> Iterator[tuple[str, dict[str, Any],
             return
         pairs = [whole.chunk(2, -1), (whole[..., ::2], whole[..., 1::2])]
     else:
-        if given[0].shape != given[1].shape:
+        first, second = given
+        if first.shape != second.shape and first.shape[-1] == second.shape[-1]:  # one call takes all rows as one list
+            first, second = first.flatten(end_dim=-2), second.flatten(end_dim=-2)
+        if first.shape != second.shape:
             return
-        pairs = [(given[0], given[1])]
+        pairs = [(first, second)]
     for a, b in (halves for pair in pairs for halves in (pair, pair[::-1])):
         for name, function in ACTIVATIONS.items():
             yield name, {"gated": True}, function(a) * b

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from ... import ops
-from ...ops import schema
 from ...ops.bounds import looking, looking_inside
 from ..graph import ComputationGraph
 from ..parts import Hole, Opaque, Output, Reading
@@ -107,8 +106,7 @@ def run(
             args[2:] = [False]  # whether it widens: all is wide
         func = function(node.call.overload)
         out = _call(node.op, functions(node.op) if func is None else (func,), args, kwargs)
-        written = [t for key, value in (*enumerate(args), *kwargs.items()) if key in _written(node.op, func)
-                   for t in _tensors(value)]  # fmt: skip
+        written = [inputs[place] for place in node.writes]  # a call recorded without its overload names no arguments
         fresh = [t for t in _tensors(out) if all(t is not each for each in written)]
         values.update(((number, place), t) for place, t in enumerate((*fresh, *written)))
 
@@ -122,17 +120,6 @@ def _call(op: str, candidates: Sequence[Any], args: list[Any], kwargs: dict[str,
         except (TypeError, ValueError, LookupError, RuntimeError, NotImplementedError) as error:
             said = str(error).partition("\n")[0]  # another of the same name may take it
     raise CannotRun(f"{op}: {said}")
-
-
-@functools.cache
-def _written(op: str, func: Any) -> frozenset[Any]:
-    if func is None:
-        return frozenset({0, "self", "input"} if op.endswith("_") else ())
-    names = schema.argument_names(func)
-    found: set[Any] = set()
-    for which in schema.writes(func):
-        found.update((which, names[which]) if isinstance(which, int) else (which, names.index(which)))
-    return frozenset(found)
 
 
 def _read(values: dict[Any, torch.Tensor], source: Source, reading: Reading | None, exact: bool) -> torch.Tensor:

@@ -374,7 +374,9 @@ class Profiler(Run):
                 if isinstance(entry, Shaped) and (op := ops[sig]) is not None and op.category != "view"}  # fmt: skip
 
     def _reported_since(self) -> int:
-        return self._began.get("main") or self._began.get("warmup") or 0
+        """A program that calls no module has neither of these stages: all after its first op is reported."""
+        began, collector = self._began, self.collector
+        return began.get("main") or began.get("warmup") or collector.first_op or collector.started
 
     def _compiling(self, begins: bool) -> None:
         self.collector.compiling(begins)

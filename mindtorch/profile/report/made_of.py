@@ -40,14 +40,14 @@ class _Label(NamedTuple):
 
 
 class Labels:
-    """What the graphs say of (module, line, op), of (module, line), and of an op of a module."""
+    """What the graphs say of (module, line, op), of (module, line, phase), and of an op of a module."""
 
     def __init__(self, samples: Sequence[Sample], names: Names) -> None:
         self.anchors: Counter[Key] = Counter()  # how often an instance's own call has that key
         self.alike: Counter[Key] = Counter()  # how often any call of those graphs has it
         self.cores: Counter[Key] = Counter()  # how often one does that stands for what one call of torch does
         self.of: dict[Key, _Label] = {}
-        self.at_line: dict[tuple[int, Any], _Label | None] = {}
+        self.at_line: dict[tuple[int, Any, int], _Label | None] = {}
         self.in_module: dict[tuple[int, str], str | None] = {}  # (module, op), of those that have gradients: pattern
         self.attributes: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self.verified: dict[str, list[bool]] = defaultdict(list)
@@ -81,7 +81,7 @@ class Labels:
                 for key in keys:
                     if self.of.setdefault(key, label_) != label_:  # type: ignore[arg-type]
                         mixed.add(key)
-                    _agree(self.at_line, key[:2], label_)
+                    _agree(self.at_line, (*key[:2], graph._phase[node]), label_)  # a line may do a whole step
                     if node in differentiated and key[0]:
                         for op in (_PRODUCT if key[2] in PRODUCTS else key[2], _ANY):
                             _agree(self.in_module, (key[0], op), label_ and label_.pattern)
@@ -102,7 +102,7 @@ class Labels:
             if (pattern := self.in_module.get((row.module, forward), "")) == "":
                 pattern = self.in_module.get((row.module, _ANY))
             return _Label(pattern, -1) if pattern else None
-        return None if row.sig else self.at_line.get((row.module, place))
+        return None if row.sig else self.at_line.get((row.module, place, row.phase))
 
 
 def _around(graph: ComputationGraph, instance: Instance, keys: Mapping[int, Sequence[Key]], names: Names) -> str:
