@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import linecache
+from collections.abc import Callable
 from typing import Any
 
 from .._ext import context as _context
+from .errors import NPUError
 
-__all__ = ["current", "facts", "here", "text_of"]
+__all__ = ["current", "facts", "here", "named", "text_of"]
 
 
 def text_of(location: int) -> str:
@@ -25,6 +27,15 @@ def here() -> str:
     """`` (file:line)`` of the line that the program is on, to put into an error; empty when nobody knows it."""
     where = current()
     return f" ({where})" if where else ""
+
+
+def named(operation: str, call: Callable[..., Any], *args: Any) -> Any:
+    """``call(*args)``; an NPU's error in it says that it was ``operation``, and the line that the program is on."""
+    try:
+        return call(*args)
+    except NPUError as error:
+        error.called(operation, current())
+        raise
 
 
 def facts(where: tuple[str, int, str] | None) -> dict[str, Any]:

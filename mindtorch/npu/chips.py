@@ -14,7 +14,7 @@ __all__ = ["computes_bfloat16", "multiplies_float32", "saturates", "saves_varian
 _FIRST_910 = r"910(Premium|Pro)?[AB](?!\d)"
 _WITHOUT_BFLOAT16 = re.compile(rf"Ascend({_FIRST_910}|310(?!B))")
 _SATURATING = re.compile(rf"Ascend({_FIRST_910}|310)")
-_SAVING_VARIANCE = re.compile(r"Ascend910(B\d|_93)")
+_SAVING_VARIANCE = re.compile(rf"Ascend(910(B\d|_93)|{_FIRST_910}|310P)")
 
 
 def computes_bfloat16(name: str) -> bool:
@@ -34,5 +34,5 @@ def saturates(name: str) -> bool:
 
 
 def saves_variance(name: str) -> bool:
-    """Whether batch norm is documented to save the variance for its backward: on Atlas A2 and A3."""
+    """Whether batch norm is documented to save the variance for its backward: on Atlas A2, A3, 910 and 310P."""
     return _SAVING_VARIANCE.match(name) is not None

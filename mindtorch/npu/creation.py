@@ -9,8 +9,8 @@ import torch
 
 from .._ext import blocks as _blocks
 from .._ext import streams
-from ..base import sourceline
-from ..base.errors import NPUError, UnsupportedOperationError
+from ..base.errors import UnsupportedOperationError
+from ..base.sourceline import named
 from ..engine.execute import tensors
 from ..engine.record.predict import quiet
 from . import staging
@@ -43,15 +43,9 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
     if kwargs.pop("pin_memory", False):
         raise RuntimeError("Only dense CPU tensors can be pinned")
     requires_grad = kwargs.pop("requires_grad", False)
-    try:
-        made = (
-            _from_data(func, args, kwargs, index)
-            if name in _FROM_DATA
-            else of_this_mode(_make(func, args, kwargs, index))
-        )
-    except NPUError as error:
-        error.called(f"torch.{name}", sourceline.current())
-        raise
+    made = named(f"torch.{name}", _from_data if name in _FROM_DATA else _make, func, args, kwargs, index)
+    if name not in _FROM_DATA:
+        made = of_this_mode(made)
     return made.requires_grad_() if requires_grad else made
 
 

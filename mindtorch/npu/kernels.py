@@ -290,7 +290,11 @@ def _softmax(calls: Calls, args: tuple, kwargs: dict) -> Any:
 
 
 def _layer_norm(calls: Calls, args: tuple, kwargs: dict) -> Any:
-    """``native_layer_norm(input, normalized_shape, weight, bias, eps)``, in one dtype or with float32 parameters."""
+    """``native_layer_norm(input, normalized_shape, weight, bias, eps)``, in one dtype or with float32 parameters.
+
+    Mean and 1/std are in float32 whatever the input is, as on CUDA: the backward takes them so, and CANN's wants them
+    no shorter than the input.
+    """
     if len(args) != 5 or kwargs or not aclnn.available("LayerNorm"):
         return NotImplemented
     described, shape = describe(calls, args[0]), tuple(args[1])
@@ -301,15 +305,14 @@ def _layer_norm(calls: Calls, args: tuple, kwargs: dict) -> Any:
     given = [each[0] for each in params if each is not None]
     if len(given) < sum(each is not None for each in args[2:4]) or len({each[5] for each in given}) > 1:
         return NotImplemented
-    saved = given[0][5] if given else one[5]
     outer = len(one[1]) - len(shape)
     if outer < 0 or one[1][outer:] != shape or any(each[1] != shape for each in given):
         return NotImplemented
-    if saved not in (one[5], DTYPES[torch.float32]):
+    if given and given[0][5] not in (one[5], DTYPES[torch.float32]):
         return NotImplemented
     rows = one[1][:outer] + (1,) * len(shape)
     result, out = make(calls, one[1], one[5])
-    (mean, means), (rstd, scales) = make(calls, rows, saved), make(calls, rows, saved)
+    (mean, means), (rstd, scales) = (make(calls, rows, DTYPES[torch.float32]) for _ in range(2))
     weight, bias = (None if each is None else each[0] for each in params)
     done = aclnn.call("LayerNorm", calls.device, one, shape, weight, bias, args[4], out, means, scales)
     return (result, mean, rstd) if done else NotImplemented

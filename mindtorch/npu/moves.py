@@ -9,8 +9,7 @@ import torch
 from .._ext import blocks as _blocks
 from .._ext import in_flight, pool, streams
 from .._ext.guards import NoGrad
-from ..base import sourceline
-from ..base.errors import NPUError
+from ..base.sourceline import named
 from ..devices import lazy_device, mode
 from ..devices.names import of_number
 from ..devices.places import NPU, RECORDED, where
@@ -62,12 +61,8 @@ def move(t: torch.Tensor, device: Any, non_blocking: bool = False) -> Any:
 
 def _moved(t: torch.Tensor, device: Any, non_blocking: bool) -> torch.Tensor:
     streams.follow()
-    try:
-        with NoGrad():
-            return _copied(t.detach(), device, non_blocking)
-    except NPUError as error:
-        error.called(_NAME, sourceline.current())
-        raise
+    with NoGrad():
+        return named(_NAME, _copied, t.detach(), device, non_blocking)
 
 
 def _copied(t: torch.Tensor, device: Any, non_blocking: bool) -> torch.Tensor:

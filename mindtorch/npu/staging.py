@@ -22,8 +22,9 @@ from .. import ops
 from .._ext import blocks as _blocks
 from .._ext import dispatch as _dispatch
 from .._ext import in_flight, streams
-from ..base import config, sourceline
-from ..base.errors import NPUError, UnsupportedOperationError
+from ..base import config
+from ..base.errors import UnsupportedOperationError
+from ..base.sourceline import named
 from ..engine import semantics
 from ..engine.execute import counters
 from ..engine.record.handlers import histc
@@ -42,6 +43,7 @@ from ..ops import schema
 from . import foreach
 from .copies import as_bytes, converted
 from .descriptions import DTYPES, Calls, Description
+from .host import HOST
 from .kernels import NATIVE
 from .random import drawing
 from .tensor import (
@@ -133,11 +135,7 @@ def dispatch(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | N
     op = _ops.get(func)
     if op is None:
         op = _ops[func] = _describe(func)
-    try:
-        return _done(op, args, kwargs or {})
-    except NPUError as error:
-        error.called(op.base, sourceline.current())
-        raise
+    return named(op.base, _done, op, args, kwargs or {})
 
 
 def _done(op: _Op, args: tuple, kwargs: dict) -> Any:
@@ -271,11 +269,7 @@ def whole(func: Any, name: str, args: tuple, kwargs: dict) -> Any:
     tensors = list(tensors_in([*args, *kwargs.values()]))
     device = next(block_of(t).device for t in tensors if is_npu(t))
     _count(staged_counts, name, device)
-    try:
-        out = _staged(op, args, kwargs, tensors)
-    except NPUError as error:
-        error.called(name, sourceline.current())
-        raise
+    out = named(name, _staged, op, args, kwargs, tensors)
     in_flight.put(device, name)
     return out
 
@@ -304,7 +298,7 @@ def _staged(op: _Op, args: tuple, kwargs: dict, tensors: list[torch.Tensor]) -> 
         if op.random and kwargs.get("generator") is None:
             inside.also(drawing(stage.device))
         try:
-            out = op.func(*host_args, **host_kwargs)
+            out = HOST.get(op.name, op.func)(*host_args, **host_kwargs)
         finally:
             stage.give_back()  # also what a kernel wrote, or resized, before it refused the rest
     if op.base in _ON_CPU:

@@ -155,7 +155,7 @@ PHASES(LayerNormBackward, const void *grad, const void *input, const void *shape
     END;
 }
 
-/* Batch norm, as on Atlas A2 and A3: one type for all, and saveInvstd has the variance. */
+/* Batch norm, as on Atlas A2, A3, 910 and 310P: one type for all, and saveInvstd has the variance. */
 
 PHASES(BatchNorm, const void *input, const void *weight, const void *bias, void *running_mean, void *running_var,
        _Bool training, double momentum, double eps, void *out, void *save_mean, void *save_invstd) {
