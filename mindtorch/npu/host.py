@@ -1,4 +1,4 @@
-"""What torch's CPU kernels do not take of tensors as NPUs have them, and how they are given it where a call is staged."""
+"""What torch's CPU kernels do not take of tensors as NPUs have them, and how a staged call gives it to them."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ def script() -> Any:
 def test_C4_no_false_alarm_over_a_slice_of_the_operator_database(script: Any, whole: bool) -> None:
     every = script.operators()
     assert len(every) > 600
-    chosen = [*every[0 if whole else 30 :: 1 if whole else 120], *script.operators(["masked_select", "cumprod", "ctc_loss"])]
+    few = every if whole else every[30::120]
+    chosen = [*few, *script.operators(["masked_select", "cumprod", "ctc_loss"])]
     assert not [(op.full_name, *told) for op in chosen for told in script.alarms(op)]
 
 

@@ -103,7 +103,7 @@ def test_S5_what_is_never_seen_again_goes_long_before_the_limit(device: str, mon
 
 
 def test_S5_ever_new_scalars_stay_below_a_quarter_of_the_limit() -> None:
-    tape.interner.set_limit(8 << 20)
+    tape.interner.set_limit(8 << 20, 2 << 20)
     x = torch.ones(4, device=LAZY)
     most = 0
     for i in range(50_000):

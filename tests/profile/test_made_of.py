@@ -395,7 +395,9 @@ def test_L13_a_step_has_all_of_its_time_on_a_line_that_does_everything(fused: bo
         net = nn.Sequential(*(nn.Linear(D, D) for _ in range(4))).to("cuda")
         step = torch.optim.AdamW(net.parameters(), fused=fused or None)
         for _ in range(4):
-            loss = net(torch.ones(2, D, device="cuda")).square().mean(); step.zero_grad(); loss.backward(); step.step()  # fmt: skip # noqa: E702
+            # fmt: off
+            loss = net(torch.ones(2, D, device="cuda")).square().mean(); step.zero_grad(); loss.backward(); step.step()  # noqa: E702
+            # fmt: on
 
     found, patterns = report("estimated", program)
     assert found["warnings"] == []

@@ -130,8 +130,7 @@ def labelled(t: Any, place: int) -> Any:
 
 
 def uncounted(t: Any) -> Any:
-    """``t``, or of a sparse tensor another one with its numbers, which is none of the program's: no memory of it counts.
-    """
+    """``t``, or of a sparse tensor another with its numbers that is none of the program's: no memory of it counts."""
     if not isinstance(t, KnownSparse):
         return t
     with torch._C.DisableTorchFunctionSubclass():
