@@ -10,7 +10,7 @@ class HeldStorage:
     location: int
     phase: int
     mark: int
-    outlived: bool
+    outlived: int
     found: bool
     def __call__(self, reference: Any) -> None: ...
 

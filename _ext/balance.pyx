@@ -15,7 +15,9 @@ from mindtorch._ext.context cimport PHASE_CANDIDATE, PHASE_COUNT, PHASE_FORWARD
 from mindtorch._ext.growing cimport number_at
 from mindtorch._ext.lazy cimport handle_of
 from mindtorch._ext.signature cimport PyObject_TypeCheck, PyTypeObject
-from mindtorch._ext.stretches cimport CUDA_GRAIN, NO_STRETCH, NPU_PADDING, Stretch, stretch_of
+from mindtorch._ext.stretches cimport (
+    CUDA_GRAIN, NO_STRETCH, NPU_PADDING, OUTLIVED, Stretch, stretch_of, unless_it_dies,
+)
 from mindtorch._ext.structs cimport SLOT_FAILED, SLOT_PENDING, Slot
 from mindtorch._ext.tape cimport Handle
 from mindtorch._ext.timeline cimport Timeline
@@ -34,7 +36,7 @@ cdef class HeldStorage:
     cdef uint64_t born                         # how many had been made by then, it included
     cdef readonly uint32_t sig, module, location
     cdef readonly uint8_t phase, mark          # mark: what the program uses it for, as was said; 0: not known
-    cdef readonly bint outlived                # the stretch of the program that it was made in
+    cdef readonly uint8_t outlived             # bits of Outlived (see stretches.pxd)
     cdef readonly bint found                   # by a backward pass, which began after the peak
     cdef uint8_t where
 
@@ -46,7 +48,8 @@ cdef class HeldStorage:
         if self.here is not None and not b.closed:
             made_in = stretch_of(self.phase, self.module)
             if made_in != NO_STRETCH:
-                self.outlived = self.here.ended[<int> made_in] >= self.born
+                if self.here.ended[<int> made_in] < self.born:
+                    self.outlived &= ~OUTLIVED
         if self.where != b.where:
             b.aside -= self.nbytes
             return
@@ -121,7 +124,7 @@ cdef class Balance:
         block.nbytes = nbytes
         block.sig, block.module, block.location = maker.sig, maker.module, maker.location
         block.phase = maker.phase
-        block.outlived = True                  # until it dies too early
+        block.outlived = unless_it_dies(block.phase)
         if hasattr(storage, "_npu"):
             block.where = ON_NPU
             block.nbytes += NPU_PADDING if block.nbytes else 0

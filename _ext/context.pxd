@@ -29,6 +29,7 @@ ctypedef void (*transition_fn)(void *data, int kind, uint32_t module, uint8_t ph
 cdef uint32_t current_module() noexcept     # interned path of the innermost running nn.Module; 0 = none
 cdef uint8_t current_phase() noexcept       # a Phase
 cdef uint64_t outermost_optimizer() noexcept    # address of the one whose step runs, begins or ended last; 0 = none
+cdef bint differentiates() noexcept         # the backward pass that runs is to be differentiated itself
 cdef bint in_step() noexcept                # an optimizer's step runs: False as the outermost begins and ends
 from mindtorch._ext.location cimport current_location    # re-exported: innermost user frame; 0 = none
 cdef void add_transition_hook(transition_fn hook, void *data) except *

@@ -162,6 +162,7 @@ cdef transition_fn _hooks[MOST_FOLLOWERS]      # who is told of transitions, and
 cdef void *_hook_data[MOST_FOLLOWERS]
 cdef int _n_hooks = 0
 cdef uint32_t _backwards = 0                   # engine runs in progress, in any thread
+cdef bint _differentiates = False              # the innermost of them keeps its own graph: create_graph
 cdef mt_log *_backward_log = NULL              # log of the thread that started the last of them
 
 
@@ -314,6 +315,10 @@ cdef uint8_t current_phase() noexcept:
 
 cdef uint64_t outermost_optimizer() noexcept:
     return <uint64_t> <uintptr_t> mt_get().opt[0]
+
+
+cdef bint differentiates() noexcept:
+    return _differentiates
 
 
 cdef bint in_step() noexcept:
@@ -519,9 +524,10 @@ cdef void leave(mt_tls *t, uint32_t depth, uint32_t previous, uint8_t phase, uin
 
 def tracked_backward(*args, **kwargs):
     """Replacement of ``torch.autograd.graph._engine_run_backward``: the original, in phase "backward"."""
-    global _backwards, _backward_log
+    global _backwards, _backward_log, _differentiates
     cdef mt_tls *t = mt_get()
     cdef mt_log *previous_log = _backward_log
+    cdef bint outer = _differentiates
     cdef uint32_t base = t.base
     cdef uint8_t phase = t.phase
     if _n_hooks:
@@ -533,6 +539,7 @@ def tracked_backward(*args, **kwargs):
         _backward_log = t.log
     _backwards += 1
     try:
+        _differentiates = args[3] if len(args) > 3 else kwargs.get("create_graph", False)
         return _original_backward(*args, **kwargs)
     finally:
         t.phase = PHASE_BACKWARD               # an optimizer's step in a hook has ended it
@@ -540,6 +547,7 @@ def tracked_backward(*args, **kwargs):
             tell(PHASE_CHANGE, 0, phase)
         _backwards -= 1
         _backward_log = previous_log
+        _differentiates = outer
         t.phase = phase
         t.base = base
 

@@ -1,7 +1,7 @@
 """Named stretches of a program: what it names itself with ``record_function``, as torch's DataLoader and optimizers do.
 
 A stretch lasts from its begin to its end, whatever runs within; interception, loading modules and compiling are taken
-off. Stretches of one thread lie within each other.
+off. Stretches of one thread lie within each other. Of one that began in an earlier stage, what follows counts.
 """
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -31,18 +31,18 @@ cdef class Labels:
                 self.names.append(name)
         if here.labels is None:
             here.labels = []
-        here.labels.append((number, now, elsewhere))
+        here.labels.append((number, now, now, elsewhere))    # where it began, and since when it counts
         return 0
 
     cdef int64_t end(self, Timeline here, uint64_t now, uint64_t elsewhere, uint64_t *start) except -2:
-        cdef uint64_t ns, before, ours
+        cdef uint64_t ns, before, since, ours
         cdef object number
         if not here.labels:
             return -1
-        number, before, ours = here.labels.pop()
+        number, before, since, ours = here.labels.pop()
         start[0] = before
-        ns = now - before if now > before else 0
-        ours = elsewhere - ours if elsewhere > ours else 0     # recording begins anew with each stage
+        ns = now - since if now > since else 0
+        ours = elsewhere - ours if elsewhere > ours else 0
         ns = ns - ours if ours < ns else 0
         found = self.sums.get(number)
         if found is None:
@@ -51,6 +51,12 @@ cdef class Labels:
             calls, total, least, most = found
             self.sums[number] = (calls + 1, total + ns, ns if ns < least else least, ns if ns > most else most)
         return number
+
+    cdef int stage(self, Timeline here, uint64_t at, uint64_t elsewhere) except -1:
+        """Another one begins: so far, what is open was the last one's, and so was what was taken off it."""
+        if here.labels:
+            here.labels = [(number, began, at, elsewhere) for number, began, _, _ in here.labels]
+        return 0
 
     cdef bint recompute(self, Timeline here, bint enters, uint64_t now, uint64_t elsewhere) noexcept:
         cdef uint64_t start = 0

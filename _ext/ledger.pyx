@@ -16,7 +16,8 @@ from mindtorch._ext.context cimport (
 from .intern cimport OpInfo, sig_out_meta
 from .signals cimport interrupts
 from .stretches cimport (
-    BEFORE_BACKWARD, CUDA_GRAIN, IN_BACKWARD, IN_CALL, IN_STEP, NO_STRETCH, STRETCHES, Stretch, stretch_of,
+    BEFORE_BACKWARD, CUDA_GRAIN, IN_BACKWARD, IN_CALL, IN_STEP, NO_STRETCH, OUTLIVED, STRETCHES, Stretch, stretch_of,
+    unless_it_dies,
 )
 from .structs cimport SIG_BLIND, MetaS, Record, SigS
 from .sizes cimport MT_ASSERT
@@ -49,7 +50,7 @@ cdef extern from *:
         int8_t place;
         uint8_t phase;
         uint8_t mark;               /* what the program uses it for, as mark() said; 0: not known */
-        uint8_t outlived;           /* 1: it lived on when the Stretch of the program that it was made in had ended */
+        uint8_t outlived;           /* bits of Outlived (see stretches.pxd) */
     } LedgerBlock;
     """
     ctypedef struct LedgerCall:
@@ -330,7 +331,7 @@ cdef uint32_t _new_block(uint64_t nbytes, int8_t place, uint32_t sig, uint32_t m
     b.place = place
     b.phase = <uint8_t>phase
     b.mark = 0
-    b.outlived = 1                  # until it dies too early
+    b.outlived = unless_it_dies(b.phase)
     n_blocks += 1
     nbytes = _taken(b)
     _add(0, nbytes)
@@ -361,7 +362,8 @@ cdef inline void _end_block(uint32_t at) noexcept:
     cdef Stretch made_in = stretch_of(b.phase, b.module)
     b.died = n_calls
     if made_in != NO_STRETCH and not stopped:
-        b.outlived = ended[<int> made_in] >= b.born
+        if ended[<int> made_in] < b.born:
+            b.outlived &= ~OUTLIVED
     live[0] -= _taken(b)
     live[-b.place] -= _taken(b)
 

@@ -5,7 +5,7 @@ As the two logs of storages, of a measured profile and of an estimate, understan
 from libc.stdint cimport uint8_t, uint32_t
 
 from mindtorch._ext.context cimport (
-    PHASE_BACKWARD, PHASE_CANDIDATE, PHASE_DECODE, PHASE_FORWARD, PHASE_OPTIMIZER, PHASE_PREFILL,
+    PHASE_BACKWARD, PHASE_CANDIDATE, PHASE_DECODE, PHASE_FORWARD, PHASE_OPTIMIZER, PHASE_PREFILL, differentiates,
 )
 
 cdef enum:
@@ -19,6 +19,16 @@ cdef enum Stretch:
     IN_BACKWARD                    # a backward pass
     IN_STEP                        # an optimizer's step, the outermost
     STRETCHES
+
+
+cdef enum Outlived:                # bits of what is kept of a storage
+    OUTLIVED = 1                   # it lived on when the stretch that it was made in had ended
+    DIFFERENTIATED = 2             # made in a backward pass whose own graph is kept (create_graph)
+
+
+cdef inline uint8_t unless_it_dies(uint8_t phase) noexcept:
+    """Of a storage that is made in that phase now."""
+    return OUTLIVED | (DIFFERENTIATED if phase == PHASE_BACKWARD and differentiates() else 0)
 
 
 cdef inline Stretch stretch_of(uint8_t phase, uint32_t module) noexcept:

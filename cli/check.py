@@ -196,7 +196,7 @@ def _refusals(program: Program, outcome: Outcome, assumed: list[dict[str, Any]])
     note = ""
     if outcome.ours and not blame.says_so(error):
         note = f"{blame.REPORT} with the line above and the output of genie check --json"
-    elif kind == "not known" and assumed:
+    elif kind == "not known" and assumed and not blame.says_so(error):
         last = blame.assumption_behind(error, assumed)
         place = f"{last['file'].rpartition('/')[2]}:{last['line']}"
         note = f"{last['op']} at {place} was assumed to be {last['value']}: --assume changes that"

@@ -78,7 +78,7 @@ def worth_showing(outcome: Outcome, report: dict[str, Any]) -> bool:
 
 def _hint_assumed(outcome: Outcome, report: dict[str, Any]) -> bool:
     """A program that failed may have done so for what an estimate took a value for."""
-    if not report.get("assumed"):
+    if not report.get("assumed") or (outcome.error is not None and blame.says_so(outcome.error)):
         return False
     row = blame.assumption_behind(outcome.error, report["assumed"])
     click.echo(

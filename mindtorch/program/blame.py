@@ -94,11 +94,16 @@ def says_so(error: BaseException) -> bool:
 def assumption_behind(error: BaseException | None, assumed: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Of rows of what was assumed, that which an error is likeliest of: of the innermost line that it came through.
 
-    The first one where none was on its way.
+    Where none was on its way, the last one before such a line in its file; the first of all where there is none.
     """
     frames = [] if error is None else traceback.extract_tb(error.__traceback__)
     way = {(frame.filename, frame.lineno): depth for depth, frame in enumerate(frames, 1)}
-    return max(assumed, key=lambda row: way.get((row["file"], row["line"]), 0))
+
+    def near(row: dict[str, Any]) -> tuple[int, int, int]:
+        above = [at for at, f in enumerate(frames, 1) if f.filename == row["file"] and row["line"] < (f.lineno or 0)]
+        return way.get((row["file"], row["line"]), 0), max(above, default=0), row["line"] if above else 0
+
+    return max(assumed, key=near)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

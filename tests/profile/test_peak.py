@@ -113,6 +113,24 @@ def test_C2_what_a_loss_keeps_is_an_activation(held: Callable[..., dict[str, int
     assert found["temporaries"] >= 2 * logits
 
 
+def test_C2_what_is_kept_to_differentiate_a_gradient_is_an_activation(held: Callable[..., dict[str, int]]) -> None:
+    """Of the slope of a network by its input, as for a differential equation: it waits for the next pass."""
+    hidden = 512 * 256 * 4
+
+    def program() -> None:
+        net = nn.Sequential(nn.Linear(2, 256, bias=False), nn.Tanh(), nn.Linear(256, 1, bias=False))
+        x = torch.zeros(512, 2, requires_grad=True)
+        for _ in range(2):
+            (slope,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
+            slope.square().mean().backward()
+            x.grad = None
+            net.zero_grad()
+
+    found = held(program)
+    assert found.get("gradients", 0) <= 2 * (4 * 3 * 256 + 512 * 2 * 4), "of weights and of the input, no more"
+    assert found["activations"] >= 2 * hidden, "the tanh, and what its slope is made of"
+
+
 def test_C2_gradients_held_elsewhere_and_made_beforehand(held: Callable[..., dict[str, int]]) -> None:
     def program() -> None:
         net, x = nn.Linear(256, 256, bias=False), torch.zeros(256, 256, requires_grad=True)

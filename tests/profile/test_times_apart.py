@@ -30,6 +30,20 @@ def test_C2_a_scope_is_never_longer_than_the_whole(tmp_path, monkeypatch) -> Non
     del sys.modules["slow_within"]
 
 
+def test_C2_a_scope_within_which_the_first_model_is_called_counts_from_that_call() -> None:
+    """What an optimizer's step does before its closure calls a model is construction, as far as the report goes."""
+    net, x = nn.Linear(2, 2), torch.ones(1, 2)
+    with Profiler() as profiler:
+        with torch.profiler.record_function("step"):
+            for _ in range(300):
+                x + 1
+            time.sleep(0.3)
+            net(x)
+    report = profiler.report()
+    ((scope, total),) = [(row["calls"], row["total_s"]) for row in report["labels"]]
+    assert scope == 1 and 0 < total <= report["totals"]["time_s"] < 0.3
+
+
 def test_C2_recording_is_taken_off_the_iteration_that_it_was_in() -> None:
     """All iterations were told shorter by the same share, though the first one has what is new."""
     net = torch.nn.Linear(2, 2)

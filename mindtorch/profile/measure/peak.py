@@ -38,6 +38,7 @@ GATHERED, EXCHANGED = 8, 9  # of one rank of several: other ranks' shards; buffe
 #: A storage; those of an estimate's log have more fields.
 BLOCK = np.dtype([("nbytes", "u8"), ("module", "u4"), ("location", "u4"), ("sig", "u4"), ("phase", "u1"),
                   ("mark", "u1"), ("outlived", "u1")])  # fmt: skip
+_OUTLIVED, _DIFFERENTIATED = 1, 2  # bits, as in _ext/stretches.pxd
 POINTS = 400  # of a timeline
 _OTHER, _BACKWARD, _OPTIMIZER, _DATA = map(context.PHASES.index, ("other", "backward", "optimizer", "data"))
 _FORWARD = [*FORWARD, context.CANDIDATE]  # whichever that was
@@ -142,12 +143,13 @@ def _gradients(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def categories(blocks: Any, trains: bool) -> Any:
     """The category of each of `blocks`, an array with the fields of `BLOCK`; trains: there was a backward pass."""
     found = blocks["mark"].copy()
-    unknown, phase, outlived = found == 0, blocks["phase"], blocks["outlived"] != 0
+    unknown, phase, outlived = found == 0, blocks["phase"], (blocks["outlived"] & _OUTLIVED) != 0
     found[unknown & (phase == _OTHER) & (blocks["module"] == 0)] = INPUTS_AND_OTHER  # whatever it made itself
     found[unknown & (phase == _DATA)] = INPUTS_AND_OTHER
     for made_in, kept in ((_BACKWARD, GRADIENTS), (_OPTIMIZER, OPTIMIZER_STATE)):
         found[unknown & (phase == made_in)] = TEMPORARIES
         found[unknown & (phase == made_in) & outlived] = kept
+    found[unknown & outlived & ((blocks["outlived"] & _DIFFERENTIATED) != 0)] = ACTIVATIONS  # of a later backward pass
     if trains:  # what is not kept for backward
         found[unknown & np.isin(phase, _FORWARD) & ~outlived] = TEMPORARIES
     return found
@@ -234,8 +236,8 @@ def kept_in_vain(kinds: Any, blocks: Any, nbytes: Any, at: int, found: Any) -> i
     """Bytes of activations at the peak of a call with gradients, in phase `at`, that no backward pass found there."""
     if at not in _FORWARD:
         return 0
-    return int(nbytes[(kinds == ACTIVATIONS) & np.isin(blocks["phase"], _FORWARD) & (blocks["outlived"] != 0) & ~found]
-               .sum())  # fmt: skip
+    kept = (blocks["outlived"] & _OUTLIVED) != 0
+    return int(nbytes[(kinds == ACTIVATIONS) & np.isin(blocks["phase"], _FORWARD) & kept & ~found].sum())
 
 
 class Kept:
