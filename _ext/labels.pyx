@@ -54,8 +54,10 @@ cdef class Labels:
 
     cdef int stage(self, Timeline here, uint64_t at, uint64_t elsewhere) except -1:
         """Another one begins: so far, what is open was the last one's, and so was what was taken off it."""
-        if here.labels:
-            here.labels = [(number, began, at, elsewhere) for number, began, _, _ in here.labels]
+        cdef Py_ssize_t i
+        for i in range(len(here.labels) if here.labels is not None else 0):
+            number, began, _, _ = here.labels[i]
+            here.labels[i] = number, began, at, elsewhere
         return 0
 
     cdef bint recompute(self, Timeline here, bint enters, uint64_t now, uint64_t elsewhere) noexcept:
