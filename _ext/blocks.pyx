@@ -8,6 +8,8 @@ from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdint cimport int64_t, uintptr_t
 from libc.string cimport memcpy
 
+from mindtorch.base import config
+
 from mindtorch._ext.acl cimport (
     DEVICE_TO_DEVICE,
     DEVICE_TO_HOST,
@@ -40,6 +42,7 @@ from mindtorch._ext.allocator cimport (
     use_pin,
 )
 from mindtorch._ext.pool cimport (
+    MAX_DEVICES,
     Lane,
     Mark,
     Unit,
@@ -127,6 +130,8 @@ def allocate(int device, Py_ssize_t nbytes):
     cdef int code
     if nbytes < 0:
         raise ValueError(f"expected a number of bytes that is not negative, got {nbytes}")
+    if not _limited[unit.device]:
+        _limit_as_told(unit.device)
     block.unit, block.lane, block.device, block.nbytes = unit, lane, device, nbytes
     if nbytes == 0:
         return block
@@ -160,8 +165,9 @@ cdef int _raise_memory(Unit *unit, Py_ssize_t asked) except -1:
         speak()
     allocated, reserved = memory.allocated.current, memory.reserved.current
     limit = f"; this process may hold {_human(memory.most)}" if memory.most else ""
+    much = "more than 1EB memory" if asked >> 60 else _human(asked)  # as torch.cuda puts it
     throw_memory(
-        f"NPU out of memory. Tried to allocate {_human(asked)} ({asked} bytes). npu:{unit.device} has a total capacity "
+        f"NPU out of memory. Tried to allocate {much} ({asked} bytes). npu:{unit.device} has a total capacity "
         f"of {_human(total)} of which {_human(left)} is free{limit}. Of the memory reserved here, {_human(reserved)}, "
         f"{_human(allocated)} is allocated and {_human(reserved - allocated)} is reserved but unallocated."
     )
@@ -554,6 +560,15 @@ def limit_memory(device, nbytes):
     """Hold at most so many bytes on ``device`` from now on; None: all that there are."""
     cdef Unit *unit = unit_of(device_argument(device))
     stop(cap(unit, 0 if nbytes is None else max(1, nbytes)))
+    _limited[unit.device] = True
+
+
+cdef bint[MAX_DEVICES] _limited  # whether the program, or its environment, has said how much
+
+
+cdef int _limit_as_told(int device) except -1:
+    fraction = config.npu_memory_fraction()
+    limit_memory(device, None if fraction == 1 else int(mem_get_info(device)[1] * fraction))
 
 
 def memory_allocated(device=None):

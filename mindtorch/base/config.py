@@ -60,6 +60,24 @@ def npu_waits() -> bool:
     return os.environ.get("ASCEND_LAUNCH_BLOCKING", "0") == "1"
 
 
+def npu_memory_fraction() -> float:
+    """What ``PYTORCH_NPU_ALLOC_CONF`` says under ``per_process_memory_fraction``, as in torch_npu: from 0 to 1 (default).
+
+    Its other options are for torch_npu's allocator, and not looked at.
+    """
+    told = os.environ.get("PYTORCH_NPU_ALLOC_CONF", "").replace(" ", "")
+    value = dict(entry.partition(":")[::2] for entry in told.split(",")).get("per_process_memory_fraction", "1")
+    try:
+        fraction = float(value)
+    except ValueError:
+        fraction = -1
+    if not 0 <= fraction <= 1:
+        raise UsageError(
+            f"PYTORCH_NPU_ALLOC_CONF: expected per_process_memory_fraction from 0 to 1, got {value!r} in {told!r}"
+        )
+    return fraction
+
+
 def profile_cuda() -> str:
     """``GENIE_PROFILE_CUDA`` (``trace``): how a measured profile times ops on a GPU: ``trace``, by torch's own tracer,
     or ``wait``, for each op.

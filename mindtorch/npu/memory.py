@@ -16,6 +16,7 @@ from mindtorch._ext.blocks import (
     reset_peak_memory_stats,
 )
 
+from ..base import config
 from .library import device_index
 from .refused import REFUSED, getter
 
@@ -75,8 +76,8 @@ def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None
 
 
 def get_per_process_memory_fraction(device: Any = None) -> float:
-    """What `set_per_process_memory_fraction` set; 1.0 before."""
-    return _fractions.get(device_index(device), 1.0)
+    """What `set_per_process_memory_fraction` set; before, what ``PYTORCH_NPU_ALLOC_CONF`` says, else 1.0."""
+    return _fractions.get(device_index(device), config.npu_memory_fraction())
 
 
 def caching_allocator_alloc(size: int, device: Any = None, stream: Any = None) -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import subprocess
+import textwrap
 import threading
 
 import pytest
+import torch
 from device_memory import block_of, get
 
 from mindtorch._ext import blocks
@@ -378,3 +380,39 @@ def test_N2_where_a_whole_segment_does_not_fit_one_of_the_size_that_is_asked_for
         GENIE_TEST_NPU_MEMORY=str(24 << 20),
     )
     assert said.splitlines() == ["12", "18 1", "24 2"]
+
+
+def test_N3_the_environment_says_what_share_of_the_memory_may_be_held(in_npu_program):
+    code = """
+        import os, torch, mindtorch
+        from mindtorch import npu
+        os.environ["PYTORCH_NPU_ALLOC_CONF"] = told
+        def most():
+            try:
+                torch.empty(600 << 20, dtype=torch.uint8, device="npu:0")
+            except torch.OutOfMemoryError as error:
+                return str(error).partition("this process may hold ")[2].partition(". ")[0]
+            except ValueError as error:
+                return str(error)
+            finally:
+                npu.empty_cache()
+        print(npu.get_per_process_memory_fraction() if right else "", most())
+        npu.set_per_process_memory_fraction(0.125)
+        print(most())
+    """
+    code = textwrap.dedent(code)
+    for told, first in (
+        ("expandable_segments:True, per_process_memory_fraction:0.25", "0.25 256.00 MiB"),
+        ("per_process_memory_fraction:1.0", "1.0 None"),
+        ("max_split_size_mb:64", "1.0 None"),
+    ):
+        assert in_npu_program(f"told, right = {told!r}, True\n" + code) == f"{first}\n128.00 MiB\n"
+    for value in ("", "2.0", "-0.1", "half"):
+        wrong = f"per_process_memory_fraction:{value}"
+        said = in_npu_program(f"told, right = {wrong!r}, False\n" + code).splitlines()[0]
+        assert said.endswith(f"expected per_process_memory_fraction from 0 to 1, got {value!r} in {wrong!r}")
+
+
+def test_N3_what_no_memory_could_hold_is_refused_in_torchs_words(npu):
+    with pytest.raises(torch.OutOfMemoryError, match=r"NPU out of memory\. Tried to allocate more than 1EB memory"):
+        torch.empty((1 << 60) + 1, dtype=torch.uint8, device="npu")
