@@ -164,7 +164,7 @@ def _models(report: dict[str, Any]) -> list[tuple[str, str]]:
         text += f"; {counted(len(models) - _MODELS, 'more model')}, {rest}"
     trainable = totals.get("trainable_params")
     if trainable is not None and trainable < (totals.get("params") or 0):
-        text += f", trained: {number(trainable, '0')}"
+        text += f"{'; trained of all' if len(models) > 1 else ', trained'}: {number(trainable, '0')}"
     return [("models" if len(models) > 1 else "model", text)]
 
 
@@ -177,12 +177,16 @@ def _startup(startup: dict[str, Any]) -> list[tuple[str, float]]:
 
 
 def _slow_imports(startup: dict[str, Any]) -> str:
-    """The packages that most of the time of imports went into; of one within another, which one that is."""
+    """The packages that most of the time of imports went into; of one within another, which one that is, and of one
+    that another went on with, how much: times with what they import in turn add up to more than the whole."""
     most = _SLOW * (startup.get("import_s") or 0.0)
     slow = [row for row in startup.get("imports") or [] if row["total_s"] > most][:3]
     named = []
     for row in slow:
-        inside = f", in {clean(row['within'])}" if (row.get("within_s") or 0.0) > 0.9 * row["total_s"] else ""
+        part, inside = row.get("within_s") or 0.0, ""
+        if part > 0.1 * row["total_s"]:
+            how_much = "" if part > 0.9 * row["total_s"] else f"{seconds(part)} of it "
+            inside = f", {how_much}in {clean(row['within'])}"
         named.append(f"{clean(row['name'])} {seconds(row['total_s'])}{inside}")
     return f" ({'; '.join(named)})" if slow else ""
 

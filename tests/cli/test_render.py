@@ -369,3 +369,15 @@ def test_C2_finding_is_shown_after_the_tables_and_said_once(by, width):
     assert "Ops" in before and "DataLoader" not in text and "waiting for the network" in " ".join(text.split())
     assert "waiting for a DataLoader" in render(dict(report, findings=[]), View(by=by), width).replace("\n", " ")
     assert "Findings" not in render(make_report())
+
+
+def test_C2_imports_of_one_package_within_another_and_what_is_trained_of_several_models_can_be_added_up():
+    report = make_report()
+    rows = [("transformers", 9.0, "", 0.0), ("torch", 8.0, "transformers", 5.0), ("sympy", 2.0, "torch", 2.0)]
+    imports = [dict(zip(("name", "total_s", "within", "within_s"), row, strict=True)) for row in rows]
+    report["startup"] = {"import_s": 12.0, "init_s": 0.25, "ops": 10, "imports": imports}
+    report["models"] = [{"name": name, "params": 100, "param_bytes": 400} for name in ("Net", "Copy")]
+    report["totals"] |= {"params": 200, "trainable_params": 100}
+    text = " ".join(re.sub("[│\n]", " ", render(report)).split())
+    assert "(transformers 9.00 s; torch 8.00 s, 5.00 s of it in transformers; sympy 2.00 s, in torch)" in text
+    assert "Copy, 100 parameters (400 B); trained of all: 100" in text
