@@ -19,4 +19,5 @@ cdef class Sampler:
     cdef object look
     cdef readonly object error
     cdef readonly uint64_t looks
+    cdef bint due                              # it starts as soon as a fork is done
     cdef object pid

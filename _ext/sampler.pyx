@@ -9,6 +9,7 @@ from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 
 import os
+import threading
 
 from mindtorch._ext.clock cimport mt_now
 
@@ -35,6 +36,7 @@ cdef extern from *:
         pthread_join(w->id, NULL);
     }
     """
+    int Py_AddPendingCall(int (*func)(void *) except -1, void *arg) noexcept
     void incref "Py_INCREF" (object o) noexcept
     void decref "Py_DECREF" (object o) noexcept
     ctypedef struct mt_watch:
@@ -63,6 +65,7 @@ cdef class Sampler:
     def start(self):
         """Begin to watch; nothing happens where threads are short."""
         cdef mt_watch *w
+        self.due = False
         if self.thread != NULL:
             return
         w = <mt_watch *> calloc(1, sizeof(mt_watch))
@@ -80,6 +83,7 @@ cdef class Sampler:
     def stop(self):
         """The thread has ended when this returns. In a forked child there is none."""
         cdef mt_watch *w = <mt_watch *> self.thread
+        self.due = False
         self.thread = NULL
         if w == NULL:
             return
@@ -89,6 +93,13 @@ cdef class Sampler:
         free(w)
         decref(self)
 
+    def pause(self):
+        """Stop until the fork that begins now is done: a process that is forked has no threads but the program's."""
+        if self.thread != NULL:
+            self.stop()
+            self.due = True
+            _paused.append(self)
+
     def free(self):
         """Nobody says when an op runs: the program is looked at whatever it does."""
         mt_beat(&self.beat, 0)
@@ -96,6 +107,34 @@ cdef class Sampler:
     @property
     def running(self):
         return self.thread != NULL
+
+
+_paused = []
+
+
+def go_on():
+    """A fork is done, in the parent. Python 3.13 counts threads after this, and warns of more than one: in the main
+    thread they begin once the function that forks has returned. This is compiled, as Python code would let them begin.
+    """
+    cdef Sampler sampler
+    cdef bint later = threading.get_ident() == threading.main_thread().ident
+    for sampler in _paused:
+        incref(sampler)
+        if not later or Py_AddPendingCall(start_now, <void *> sampler) != 0:
+            start_now(<void *> sampler)
+    _paused.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_parent=go_on, after_in_child=_paused.clear)
+
+
+cdef int start_now(void *data) except -1:
+    cdef Sampler sampler = <Sampler> data
+    decref(sampler)
+    if sampler.due:
+        sampler.start()
+    return 0
 
 
 cdef void *watch(void *data) noexcept nogil:

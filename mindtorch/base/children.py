@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import types
 from collections import Counter
 from collections.abc import Callable
@@ -33,7 +34,7 @@ class ChildWatch:
     def __init__(self) -> None:
         self.found: Counter[str] = Counter()
         self._held = Patches(yields=True)
-        self._starting = False
+        self._starting: set[int] = set()  # threads that are within one of these functions
         self._pid = os.getpid()
 
     def __enter__(self) -> ChildWatch:
@@ -54,14 +55,16 @@ class ChildWatch:
         original = getattr(owner, name)
 
         def stand_in(*args: Any, **kwargs: Any) -> Any:
-            if os.getpid() != self._pid or _compiles():  # a child has children
+            thread = threading.get_ident()
+            # A child has children; since Python 3.13 subprocess goes by os.posix_spawn wherever it can.
+            if os.getpid() != self._pid or thread in self._starting or _compiles():
                 return original(*args, **kwargs)
             noted = note(*args, **kwargs)
-            self._starting = True
+            self._starting.add(thread)
             try:
                 result = original(*args, **kwargs)
             finally:
-                self._starting = False
+                self._starting.discard(thread)
             noted()
             return result
 
@@ -94,7 +97,7 @@ class ChildWatch:
         return lambda: self.found.update([" ".join(words)[:60]])
 
     def _forked(self) -> None:
-        if not self._starting and not _compiles():
+        if threading.get_ident() not in self._starting and not _compiles():
             self.found["fork"] += 1
 
 

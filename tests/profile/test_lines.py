@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -122,6 +124,31 @@ def test_C8_a_forked_child_has_no_thread_of_ours():
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         assert profiler.collector.sampler.running
     assert not profiler.collector.sampler.running
+
+
+FORKS = """
+import os, warnings
+import torch
+from mindtorch.profile.measure.collect import Profiler
+with Profiler() as profiler, warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    for _ in range(3):
+        torch.ones(2) + 1
+        child = os.fork()
+        if not child:
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert profiler.collector.sampler.running
+assert not seen and not profiler.collector.sampler.running, [str(each.message) for each in seen]
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_L1_python_warns_of_no_thread_of_ours_at_a_fork():
+    """Python 3.12 and newer warn of a second thread; 3.13 counts them after it has called those who wait for a fork."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", FORKS], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
 
 
 def test_C2_waiting_for_a_loader_is_named_and_the_first_batch_is_the_loops(record):

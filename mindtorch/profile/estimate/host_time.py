@@ -106,13 +106,8 @@ def reading(calls: Any) -> Any:
 
 
 def _before_fork() -> None:
-    for host in list(_active):  # a process that is forked should have no threads but the program's own
-        host.sampler.stop()
-
-
-def _after_fork() -> None:
     for host in list(_active):
-        host.sampler.start()
+        host.sampler.pause()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_active.clear)
+os.register_at_fork(before=_before_fork, after_in_child=_active.clear)

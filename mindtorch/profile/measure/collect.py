@@ -481,14 +481,9 @@ def _in_child() -> None:
 
 
 def _before_fork() -> None:
-    for profiler in list(_active):  # a process that is forked should have no threads but the program's own
-        profiler.collector.sampler.stop()
-
-
-def _after_fork() -> None:
     for profiler in list(_active):
-        profiler.collector.sampler.start()
+        profiler.collector.sampler.pause()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
+    os.register_at_fork(before=_before_fork, after_in_child=_in_child)
