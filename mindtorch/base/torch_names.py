@@ -21,6 +21,11 @@ SOME_HAVE = {
     "aten::qr": RELEASES[:2],
 }
 
+#: Arguments of ops that some of these call otherwise than the others: (the one name, the name that mindtorch uses).
+RENAMED: dict[str, tuple[tuple[str, str], ...]] = {
+    "aten::_cdist_backward": (("grad_output", "grad"),),  # since 2.15
+}
+
 
 class Fact(NamedTuple):
     """A name inside torch."""

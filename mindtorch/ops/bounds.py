@@ -23,6 +23,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..base.strides import extent
+from ..base.torch_names import RENAMED
 from .looks import in_range, like, of_elements, of_sizes, rising, wrong
 from .state_looks import (
     attention,
@@ -71,14 +72,18 @@ def looking(overload: Any) -> Callable[..., Any]:
 
 
 def _named(schema: Any) -> Callable[..., SimpleNamespace]:
-    """What makes of a call's arguments those of a schema, by their names."""
+    """What makes of a call's arguments those of a schema, by their names, which are the same for each release."""
     positions = [a.name for a in schema.arguments]
     defaults = {a.name: a.default_value for a in schema.arguments}
+    renamed = [(theirs, ours) for theirs, ours in RENAMED.get(schema.name, ()) if theirs in defaults]
 
     def named(*args: Any, **kwargs: Any) -> SimpleNamespace:
         if "input" in kwargs and "input" not in defaults:  # what torch's functions call their first one
             kwargs[positions[0]] = kwargs.pop("input")
-        return SimpleNamespace(**{**defaults, **dict(zip(positions, args)), **kwargs})
+        given = {**defaults, **dict(zip(positions, args)), **kwargs}
+        for theirs, ours in renamed:
+            given[ours] = given.pop(theirs)
+        return SimpleNamespace(**given)
 
     return named
 
