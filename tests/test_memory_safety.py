@@ -34,7 +34,8 @@ def run(command: list[str], env: Mapping[str, str], cwd: Path, seconds: int) -> 
 @pytest.fixture(scope="module")
 def compiler() -> list[str]:
     """The C compiler that builds the extension."""
-    command = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[:1]
+    command = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    command = command[1:2] if Path(command[0]).name in ("ccache", "sccache") and command[1:] else command[:1]
     found = shutil.which(command[0]) or shutil.which("cc")
     if found is None:
         pytest.skip(f"no C compiler: neither {command[0]} nor cc is on the path")
