@@ -3,12 +3,12 @@
 Everything is put on the calling thread's current stream of the device concerned, and the GIL is released. A block that
 was allocated on another stream notes that this one uses it, so that its memory is not reused too early.
 """
+from collections import OrderedDict
+
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdint cimport int64_t, uintptr_t
 from libc.string cimport memcpy
-
-from mindtorch.base import config
 
 from mindtorch._ext.acl cimport (
     DEVICE_TO_DEVICE,
@@ -563,11 +563,20 @@ def limit_memory(device, nbytes):
     _limited[unit.device] = True
 
 
+_fraction = None  # what `configure` was told
+
+
+def configure(fraction):
+    """``fraction()`` gives the share of a device's memory that may be held where the program does not say."""
+    global _fraction
+    _fraction = fraction
+
+
 cdef bint[MAX_DEVICES] _limited  # whether the program, or its environment, has said how much
 
 
 cdef int _limit_as_told(int device) except -1:
-    fraction = config.npu_memory_fraction()
+    fraction = 1 if _fraction is None else _fraction()
     limit_memory(device, None if fraction == 1 else int(mem_get_info(device)[1] * fraction))
 
 
@@ -621,4 +630,4 @@ def memory_stats(device=None):
     _enter_figure(found, "requested_bytes", memory.requested)
     found["num_alloc_retries"] = memory.retries
     found["num_ooms"] = memory.failures
-    return found
+    return OrderedDict(found)

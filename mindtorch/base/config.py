@@ -61,7 +61,7 @@ def npu_waits() -> bool:
 
 
 def npu_memory_fraction() -> float:
-    """What ``PYTORCH_NPU_ALLOC_CONF`` says under ``per_process_memory_fraction``, as in torch_npu: from 0 to 1 (default).
+    """``per_process_memory_fraction`` of ``PYTORCH_NPU_ALLOC_CONF``, as in torch_npu: from 0 to 1 (default).
 
     Its other options are for torch_npu's allocator, and not looked at.
     """

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from ..base.errors import UnsupportedOperationError
 
 __all__ = [
-    "Format", "fast_gelu", "get_npu_format", "npu_add_rms_norm", "npu_bmmV2", "npu_broadcast",
-    "npu_confusion_transpose", "npu_dtype_cast", "npu_fast_gelu", "npu_format_cast", "npu_format_cast_",
-    "npu_fusion_attention", "npu_gelu", "npu_linear", "npu_mish", "npu_reshape", "npu_rms_norm", "npu_rotary_mul",
-    "npu_silu", "npu_swiglu", "npu_transpose",
+    "Format", "empty_with_format", "fast_gelu", "get_npu_format", "get_storage_size", "npu_add_rms_norm", "npu_bmmV2",
+    "npu_broadcast", "npu_confusion_transpose", "npu_dtype_cast", "npu_fast_gelu", "npu_format_cast",
+    "npu_format_cast_", "npu_fusion_attention", "npu_gelu", "npu_linear", "npu_mish", "npu_reshape", "npu_rms_norm",
+    "npu_rotary_mul", "npu_silu", "npu_swiglu", "npu_transpose",
 ]  # fmt: skip
 
 Format = IntEnum(
@@ -44,6 +44,24 @@ npu_format_cast_ = npu_format_cast
 def get_npu_format(input: torch.Tensor) -> Any:
     """Always ``Format.ND``."""
     return Format(2)
+
+
+def empty_with_format(
+    size: Sequence[int], *, dtype: torch.dtype | None = None, layout: torch.layout | None = None,
+    device: Any = None, pin_memory: bool | None = None, acl_format: int = 2, base_addrs: Any = None,
+) -> torch.Tensor:  # fmt: skip
+    """``torch.empty`` on an NPU: in the format ND, whatever is asked for."""
+    Format(acl_format)
+    if base_addrs is not None:
+        raise UnsupportedOperationError("[torch_npu.empty_with_format] base_addrs: tensors are not combined")
+    return torch.empty(
+        size, dtype=dtype, layout=layout, device="npu" if device is None else device, pin_memory=bool(pin_memory)
+    )
+
+
+def get_storage_size(input: torch.Tensor) -> int:
+    """How many elements the storage holds."""
+    return input.untyped_storage().nbytes() // input.element_size()
 
 
 def npu_dtype_cast(input: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

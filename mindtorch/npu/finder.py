@@ -21,6 +21,8 @@ _HERE = __name__.rpartition(".")[0]
 #: torch_npu's module → ours, within this package
 NAMES = {
     "torch_npu": "compat.top",
+    "torch_npu._C": "compat.extension",
+    "torch_npu._inductor": "compat.inductor",
     "torch_npu.contrib": "compat.contrib",
     "torch_npu.contrib.function": "compat.contrib",
     "torch_npu.contrib.module": "compat.contrib",
@@ -41,6 +43,7 @@ NAMES = {
     "torch_npu.profiler.experimental_config": "compat.profiler",
     "torch_npu.profiler.profiler": "compat.profiler",
     "torch_npu.utils": "compat.utils",
+    "torch_npu.utils.collect_env": "compat.utils",
     "torch.npu": "",
     "torch.npu.amp": "amp",
     "torch.npu.memory": "memory",

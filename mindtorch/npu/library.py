@@ -8,8 +8,8 @@ import sys
 import threading
 from typing import Any
 
-from mindtorch._ext import acl, in_flight, pool, streams
-from mindtorch.base import hardware
+from mindtorch._ext import acl, blocks, in_flight, pool, streams
+from mindtorch.base import config, hardware
 from mindtorch.base.errors import NPUError, NPUOutOfMemoryError
 from mindtorch.base.sourceline import text_of
 from mindtorch.base.warned import listen
@@ -168,6 +168,7 @@ def device_index(device: Any) -> int:
 
 
 acl.configure(_failed, _out_of_memory)
+blocks.configure(config.npu_memory_fraction)
 pool.configure(ensure_loaded)
 streams.configure(device_index, functools.partial(devices.device, "npu"))
 streams.on_choice(backward.chosen, backward.follow)

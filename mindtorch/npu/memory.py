@@ -50,17 +50,34 @@ def memory_stats_as_nested_dict(device: Any = None) -> dict[str, Any]:
 
 
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
-    """`memory_stats` as a table, in bytes."""
-    stats = memory_stats(device)
-    rows = (
-        ["allocated_bytes", "reserved_bytes"] if abbreviated else sorted({n.split(".")[0] for n in stats if "." in n})
-    )
-    columns = ("current", "peak", "allocated", "freed")
-    lines = [f"npu:{device_index(device)}".ljust(18) + "".join(column.rjust(18) for column in columns)]
-    lines += [
-        row.ljust(18) + "".join(f"{stats[f'{row}.all.{column}']:,}".rjust(18) for column in columns) for row in rows
-    ]
-    return "\n".join([*lines, f"out of memory: {stats['num_ooms']}, retries: {stats['num_alloc_retries']}"])
+    """`memory_stats` as a table, laid out as torch.cuda's. abbreviated: allocated and reserved memory alone."""
+    index, stats = device_index(device), memory_stats(device)
+    rows = _ROWS if not abbreviated else {name: _ROWS[name] for name in ("allocated_bytes", "reserved_bytes")}
+    ooms, retries = f"NPU OOMs: {stats['num_ooms']:<13}", f"npuMalloc retries: {stats['num_alloc_retries']:<9}"
+    lines = [
+        "=" * 75, f"{'':17} PyTorch NPU memory summary, device ID {index:<18} ", "-" * 75,
+        f"{'':11} {ooms} | {'':6} {retries}  ", "=" * 75,
+        "        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  ",
+    ]  # fmt: skip
+    for name, title in rows.items():
+        values = [stats[f"{name}.all.{column}"] for column in ("current", "peak", "allocated", "freed")]
+        told = [_bytes(each) if name.endswith("bytes") else f"{each:>10}" for each in values]
+        lines += ["-" * 75, f" {title:<21} | {' | '.join(told)} "]
+    return "".join(f"|{line}|\n" for line in [*lines, "=" * 75])
+
+
+_ROWS = {
+    "allocated_bytes": "Allocated memory", "active_bytes": "Active memory", "requested_bytes": "Requested memory",
+    "reserved_bytes": "NPU reserved memory", "allocation": "Allocations", "segment": "NPU reserved segments",
+}  # fmt: skip
+
+
+def _bytes(size: int) -> str:
+    for unit in ("B  ", "KiB", "MiB"):
+        if size < 750 * 1024:
+            return f"{size:6} {unit}"
+        size //= 1024
+    return f"{size:6} GiB"
 
 
 def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None:

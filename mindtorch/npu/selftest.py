@@ -280,7 +280,8 @@ def _beside_the_cpu(make: Callable[[], tuple[Any, Any]]) -> Callable[[int], str]
 
         single = 1e-3 if multiplies_float32(npu.get_device_name(index)) else 2e-2
         said = []
-        for dtype, most in ((torch.float32, single), (torch.bfloat16, 5e-2)):
+        # In bfloat16 the CPU's own step of the encoder is 5e-2 from its step in float32: roundings, and AdamW's signs.
+        for dtype, most in ((torch.float32, single), (torch.bfloat16, 1e-1)):
             if dtype is torch.bfloat16 and not npu.is_bf16_supported():
                 said.append("no bfloat16 on this chip")
                 continue

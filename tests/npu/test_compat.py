@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import subprocess
@@ -16,6 +17,7 @@ import torch
 from torch_npu_names import NAMES
 
 import mindtorch
+from mindtorch.npu.compat.utils import get_cann_version
 from mindtorch.npu.refused import REFUSED
 
 # How the functions that need arguments are called.
@@ -115,7 +117,13 @@ def test_N3_memory_by_share_and_by_address(npu: ModuleType) -> None:
     held = torch.ones(1000, device="npu:0")
     stats = npu.memory_stats_as_nested_dict()
     assert stats["allocated_bytes"]["all"]["current"] == npu.memory_allocated() == npu.memory.memory_allocated() > 0
-    assert f"{npu.memory_allocated():,}" in npu.memory_summary() and npu.memory_cached() == npu.memory_reserved()
+    assert npu.memory_cached() == npu.memory_reserved()
+    theirs = inspect.getsource(torch.cuda.memory_summary)
+    whole, short = npu.memory_summary(0), npu.memory_summary(0, abbreviated=True)
+    assert {len(line) for line in whole.splitlines()} == {77} and short.splitlines()[:6] == whole.splitlines()[:6]
+    assert "PyTorch NPU memory summary, device ID 0 " in whole and " NPU OOMs: " in whole
+    assert whole.splitlines()[5][1:-1] in theirs and "Active memory" in whole and "Active memory" not in short
+    assert f"| Allocated memory      | {npu.memory_allocated(0):6} B   |" in short
     address = npu.caching_allocator_alloc(1 << 20)
     assert npu.memory_allocated() >= stats["allocated_bytes"]["all"]["current"] + (1 << 20)
     npu.caching_allocator_delete(address)
@@ -396,3 +404,30 @@ def test_N3_a_slot_that_is_taken_is_said(in_python: Callable[..., Any]) -> None:
             print(error)
     """
     assert "got 'remote_accelerator' in it: import mindtorch.npu.compat before" in in_python(code).stdout
+
+
+def test_N3_what_compiled_programs_import_of_torch_npu(in_npu_program: Callable[..., str]) -> None:
+    assert in_npu_program("""
+        import torch, mindtorch.npu.compat, torch_npu, torch_npu._inductor
+        from torch_npu._C import _empty_strided_npu, _npu_getCurrentRawStream, _npu_getDeviceCount
+        x = _empty_strided_npu((2, 3), (1, 4), torch.float16)
+        print(x.shape == (2, 3), x.stride(), x.dtype, x.device, x.untyped_storage().nbytes())
+        with torch.npu.stream(torch.npu.Stream(1)) as s:
+            print(_npu_getCurrentRawStream(1) == torch.npu.current_stream(1).npu_stream, _npu_getDeviceCount())
+        y = torch_npu.empty_with_format((2, 2), acl_format=29, dtype=torch.int8)
+        print(y.shape == (2, 2), y.device, int(torch_npu.get_npu_format(y)), torch_npu.get_storage_size(x.t()))
+        try:
+            torch_npu.empty_with_format((2, 2), acl_format=77)
+        except ValueError as error:
+            print(error)
+    """).splitlines() == ["True (1, 4) torch.float16 npu:0 20", "True 2", "True npu:0 2 10", "77 is not a valid Format"]
+
+
+def test_N3_the_version_of_cann_is_what_its_installation_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    assert get_cann_version() == "not known"
+    (tmp_path / "x86_64-linux").mkdir()
+    (tmp_path / "x86_64-linux" / "ascend_toolkit_install.info").write_text("package_name=Ascend\nversion = 8.5.0\n")
+    assert get_cann_version() == "8.5.0"
+    monkeypatch.delenv("ASCEND_HOME_PATH")
+    assert get_cann_version() == "not known"

@@ -134,6 +134,20 @@ def test_N3_every_wait_tells_of_late_failures(in_npu_program: Any, wait: str) ->
     assert said == "507015 aten::embedding\n"
 
 
+def test_N3_an_event_that_cannot_be_waited_for_tells_of_what_was_before_it(npu: ModuleType, library: Any) -> None:
+    x = torch.zeros(2).npu()
+    npu.synchronize()
+    x.add_(1)
+    event = npu.Event()
+    event.record()
+    library.fail("aclrtSynchronizeEvent", 1, 507015)
+    error = told(library, event.synchronize)
+    assert (error.function, error.code, error.device) == ("aclrtSynchronizeEvent", 507015, "npu:0")
+    assert [op for op, _ in error.in_flight] == ["aten::add_"] and not error.more_before
+    event.synchronize()
+    assert x.tolist() == [1, 1]
+
+
 def test_N3_a_device_that_stays_broken_names_what_broke_it_each_time(in_npu_program: Any) -> None:
     said = in_npu_program(
         START
