@@ -43,7 +43,6 @@ from ..ops import schema
 from . import foreach
 from .copies import as_bytes, converted
 from .descriptions import DTYPES, Calls, Description
-from .host import HOST
 from .kernels import NATIVE
 from .random import drawing
 from .tensor import (
@@ -298,7 +297,7 @@ def _staged(op: _Op, args: tuple, kwargs: dict, tensors: list[torch.Tensor]) -> 
         if op.random and kwargs.get("generator") is None:
             inside.also(drawing(stage.device))
         try:
-            out = HOST.get(op.name, op.func)(*host_args, **host_kwargs)
+            out = _HOST.get(op.name, op.func)(*host_args, **host_kwargs)
         finally:
             stage.give_back()  # also what a kernel wrote, or resized, before it refused the rest
     if op.base in _ON_CPU:
@@ -437,3 +436,21 @@ def _map_kwargs(kwargs: dict, change: Any) -> dict:
 
 for _name, _kernel in NATIVE.items():
     _dispatch.register(_name, "npu", _kernel)
+
+
+def _layer_norm_backward(
+    grad: Any, x: Any, shape: Any, mean: Any, rstd: Any, weight: Any, bias: Any, mask: Any
+) -> tuple[Any, Any, Any]:
+    """Of 16 bits, the NPU's mean and 1/std are in float32, which torch's CPU kernel takes beside such weights only."""
+    of = torch.ops.aten.native_layer_norm_backward.default
+    given = next((each.dtype for each in (weight, bias) if each is not None), x.dtype)
+    if mean.dtype is x.dtype or given is mean.dtype:
+        return of(grad, x, shape, mean, rstd, weight, bias, mask)
+    scale = torch.ones(tuple(shape), dtype=mean.dtype) if weight is None else weight.to(mean.dtype)
+    first, *others = of(grad, x, shape, mean, rstd, scale, None if bias is None else bias.to(mean.dtype), mask)
+    slopes = (None if slope is None else slope.to(given) for slope in others)
+    return first, next(slopes), next(slopes)
+
+
+#: ATen → what stands for it on the host, where torch's CPU kernel does not take tensors as NPUs have them.
+_HOST: dict[str, Callable[..., Any]] = {"aten::native_layer_norm_backward": _layer_norm_backward}
