@@ -399,6 +399,53 @@ def test_L7_what_is_written_to_a_sparse_tensor_outlives_it(layout: torch.layout,
     same_as_eager(program)
 
 
+COO_FORMS: dict[str, Callable[[Any, Any, str], Any]] = {
+    "with its size": lambda at, v, d: torch.sparse_coo_tensor(at, v, (3, 3)),
+    "without": lambda at, v, d: torch.sparse_coo_tensor(at, v),
+    "checked": lambda at, v, d: torch.sparse_coo_tensor(at, v, (3, 3), check_invariants=True),
+    "by name": lambda at, v, d: torch.sparse_coo_tensor(indices=at, values=v, size=(3, 3), device=d),
+    "where it is": lambda at, v, d: torch.sparse_coo_tensor(at, v, device=d),
+    "of the CPU's indices": lambda at, v, d: torch.sparse_coo_tensor(at.cpu().clone(), v, (3, 3), device=d),
+    "of the CPU's values": lambda at, v, d: torch.sparse_coo_tensor(at, v.cpu().clone(), (3, 3), device=d),
+}
+
+
+@pytest.mark.parametrize("form", COO_FORMS)
+def test_L7_indices_that_are_written_later_are_those_of_the_sparse_tensor(form: str, same_as_eager: Same) -> None:
+    """Each form shares what is on the device already, and copies the rest."""
+
+    def program(d: str) -> object:
+        at, values = torch.tensor([[0, 1], [1, 0]]).to(d), torch.tensor([1.0, 2.0]).to(d)
+        made, seen = COO_FORMS[form](at, values, d), []
+        for write in (lambda: at[0].copy_(at[0].flip(0)), lambda: values.mul_(2), lambda: at[0, 0].fill_(0)):
+            write()
+            seen += [made.to_dense(), made._indices() * 1, made._values() * 1]
+        return (seen, made.shape)
+
+    same_as_eager(program)
+
+
+def test_L7_zeros_are_written_into_a_sparse_tensor(same_as_eager: Same) -> None:
+    def program(d: str) -> object:
+        out = coo(d)
+        found = torch.zeros(3, 3, out=out, device=d)
+        return (found is out, out._nnz(), found.to_dense())
+
+    same_as_eager(program, lazily=False)
+
+
+def test_L7_what_checks_a_sparse_tensors_parts_reads_them(same_as_eager: Same) -> None:
+    def program(d: str) -> object:
+        s = coo(d)
+        try:
+            torch._validate_sparse_coo_tensor_args(s._indices(), s._values(), (2, 2))
+        except RuntimeError as error:
+            refused = str(error)
+        return (torch._validate_sparse_coo_tensor_args(s._indices(), s._values(), s.shape), refused)
+
+    same_as_eager(program, lazily=False)
+
+
 @pytest.mark.parametrize("check", [False, True], ids=["", "checked"])
 def test_L7_a_sparse_tensor_is_made_of_indices_on_the_device(check: bool, same_as_eager: Same) -> None:
     """Which torch reads for the size, and where it checks them."""

@@ -9,18 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from types import CellType, FunctionType
+from types import BuiltinFunctionType, CellType, FunctionType
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 from .._ext.hooks import Hook, hook, unhook
 from .loading import when_loaded
 
-__all__ = ["Patch", "Patches", "existing", "for_good", "replaced", "with_names"]
+__all__ = ["Patch", "Patches", "existing", "for_builtins", "for_good", "replaced", "with_names"]
 
 
 #: (owner, name, value): ``owner.name`` is ``value`` from now on; of a dictionary, ``owner[name]``; in a list, ``value``
 #: comes in at this place. Where it is a `Hook`, the function, attribute or class stays the object that it is, and asks.
 Patch: TypeAlias = tuple[Any, Any, Any]
+
+
+#: What has ever stood in the place of a compiled function of torch's: that function. `torch_facts.let_dynamo_know`.
+for_builtins: WeakKeyDictionary[FunctionType, BuiltinFunctionType] = WeakKeyDictionary()
 
 
 class Patches:
@@ -82,6 +87,11 @@ def _exchange(owner: Any, name: Any, value: Any) -> Callable[[], object]:
         hook(torchs, value)
         return partial(unhook, torchs)
     own, before = name in vars(owner), vars(owner).get(name)
+    if isinstance(value, FunctionType):
+        if isinstance(before, BuiltinFunctionType):
+            for_builtins[value] = before
+        elif isinstance(before, FunctionType) and "_torchdynamo_inline" not in vars(value):
+            value._torchdynamo_inline = before  # type: ignore[attr-defined]  # what torch.compile traces in its place
     setattr(owner, name, value)
     return partial(setattr, owner, name, before) if own else partial(delattr, owner, name)
 

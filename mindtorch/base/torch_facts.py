@@ -16,6 +16,7 @@ import struct
 import sys
 import types
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -129,6 +130,23 @@ def break_at_compiled_methods(package: str) -> None:
         return True
 
     user_defined.is_cython_function = is_cython_function
+
+
+def let_dynamo_know(stand_ins: Mapping[Any, Any]) -> None:
+    """Let Dynamo trace these functions as those of torch's, compiled ones, in whose place they are.
+
+    Of a torch that keeps its rules elsewhere, a graph ends at them.
+    """
+    from torch._dynamo import trace_rules
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable as traced
+
+    rules = getattr(trace_rules, "get_torch_obj_rule_map", dict)()
+    handlers = getattr(traced, "_get_handlers", dict)()
+    for stand_in, original in stand_ins.items():
+        if original in rules:
+            rules[stand_in] = rules[original]
+            if original in handlers:
+                handlers.setdefault(stand_in, handlers[original])
 
 
 def shorten_rules() -> None:

@@ -148,7 +148,8 @@ def _create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> An
         tensors.on_device()
     target = kwargs.get("out")
     if target is not None:
-        if _core.get_handle(target) is None or _core.device_index(target) != index:
+        sparse = getattr(target, "_index", None)  # of patch.sparse, which imports more than most programs need
+        if (sparse if _core.get_handle(target) is None else _core.device_index(target)) != index:
             raise RuntimeError(f"[{func.__name__}] expected out= on {device_at(index)}, got {target.device}")
         return func(*args, **kwargs)  # writes there: an op on a lazy tensor like any other
     if _transforming() is not None:
@@ -165,9 +166,11 @@ def _create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> An
         eager.check_generator(kwargs.get("generator"))
     if index >= 0 and func.__name__.startswith("sparse_"):
         parts = list(arguments.tensors_in([*args, *kwargs.values()]))
-        if parts and all(_core.get_handle(t) is not None and _core.device_index(t) == index for t in parts):
+        if any(_core.get_handle(t) is not None and _core.device_index(t) == index for t in parts):
+            args = tuple(_moved(a, index) for a in args)
+            kwargs = {name: _moved(a, index) for name, a in kwargs.items()}
             if func.__name__ == "sparse_coo_tensor":
-                args, kwargs = read_indices(args, kwargs)
+                args, kwargs = with_size(args, kwargs)
             return func(*args, **kwargs)  # of what is there already: it shares their memory
     requires_grad = kwargs.pop("requires_grad", False)
     if kwargs.pop("pin_memory", False) and mode.now.estimate is None:
@@ -184,6 +187,11 @@ def _create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> An
     if out is None:
         out = _eager(func, args, kwargs, index)
     return out.requires_grad_() if requires_grad else out
+
+
+def _moved(a: Any, index: int) -> Any:
+    """A tensor on device ``index``: itself where it is there already."""
+    return a.to(device_at(index)) if isinstance(a, torch.Tensor) else a
 
 
 def _elsewhere(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], device: Any) -> Any:
@@ -263,13 +271,21 @@ def _on_the_host(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], 
         return made.detach()
 
 
-def read_indices(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """The arguments of ``torch.sparse_coo_tensor`` with plain indices: torch reads them in C++, for the size."""
-    if args and _core.get_handle(args[0]) is not None:
-        args = (args[0].cpu(), *args[1:])
-    if _core.get_handle(kwargs.get("indices")) is not None:
-        kwargs = {**kwargs, "indices": kwargs["indices"].cpu()}
-    return args, kwargs
+def with_size(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """The arguments of ``torch.sparse_coo_tensor`` with the size and no wish for checks: torch would read the indices
+    for both in C++. They stay on the device, where the sparse tensor shares their memory."""
+    given = dict(zip(("indices", "values", "size"), args)) | kwargs
+    indices, values, size = (given.get(name) for name in ("indices", "values", "size"))
+    check = given.get("check_invariants")
+    check = torch.sparse.check_sparse_tensor_invariants.is_enabled() if check is None else check
+    if _core.get_handle(indices) is None or (size is not None and not check):
+        return args, kwargs
+    at, sized = tensors.to_plain(indices, _CPU, "sparse"), () if size is None else (size,)
+    with predict.quiet():
+        shape = values.shape if isinstance(values, torch.Tensor) else torch.tensor(values, device=_CPU).shape
+        values = torch.empty(shape, device=_CPU)  # of which nothing is read
+        made = torch.sparse_coo_tensor(at, values, *sized, device=_CPU, check_invariants=check)  # type: ignore[call-overload]
+    return args[:2], {**kwargs, "size": made.shape, "check_invariants": False}
 
 
 def manual_seed_all(seed: int) -> None:

@@ -101,7 +101,7 @@ def is_enabled() -> bool:
 
 def _patches() -> Iterator[Patch]:
     for owner, name in _MAKERS:
-        prepare = creation.read_indices if name == "sparse_coo_tensor" else None
+        prepare = creation.with_size if name == "sparse_coo_tensor" else None
         yield owner, name, _hooks.CreationHook(create, name in creation.FROM_DATA, prepare)
     for name in creation.NESTED:
         yield torch.nested, name, _nested_hook(getattr(torch.nested, name))

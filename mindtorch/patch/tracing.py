@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..base import NAME, torch_facts
 from ..base.errors import UnsupportedOperationError
-from ..base.patching import Patch
+from ..base.patching import Patch, for_builtins
 from ..devices import mode
 from ..npu.tensor import is_npu
 from . import attention
@@ -97,6 +97,7 @@ def _compiling(original: Callable[..., Any]) -> Any:
     @functools.wraps(original)
     def compile(*args: Any, **kwargs: Any) -> Any:
         _tell_dynamo()
+        torch_facts.let_dynamo_know(for_builtins)
         made = original(*args, **kwargs)
         inner = getattr(args[0] if args else None, "__name__", "") == "_flex_attention_hop_wrapper"
         return _unless_ours(made) if inner else made

@@ -96,6 +96,47 @@ def compiled():
     return torch.compile(noisy, backend="eager", fullgraph=True)(torch.ones(2))
 
 
+def in_one_graph(function):
+    """How `torch.compile` ends where the graph may not: what stands in torch's place must be traced as torch's own."""
+    torch._dynamo.reset()
+    x = torch.arange(24.0).view(1, 3, 8)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.compile(function, backend="eager", fullgraph=True)(x)
+
+
+def default_device(x):
+    with torch.device("cpu"):
+        return in_one_graph(lambda x: F.linear(x, x[0]) + torch.ones(3))
+
+
+layers = [nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), nn.MultiheadAttention(8, 2).eval()]
+for layer in layers:
+    for parameter in layer.parameters():
+        parameter.data.fill_(0.01)
+WHOLE = {
+    "a layer of an encoder": lambda x: layers[0](x),
+    "attention": lambda x: layers[1](x, x, x),
+    "has_torch_function": lambda x: x + torch.overrides.has_torch_function((x,)),
+    "clipping": lambda x: nn.utils.clip_grads_with_norm_(layers[1].parameters(), 1.0, x.sum()),
+    "transforms": lambda x: (torch.func.vmap(torch.sin)(x), torch.func.grad(lambda t: t.sum())(x)),
+    "jacobians": lambda x: (torch.func.jacrev(torch.sin)(x[0, 0]), torch.func.jvp(torch.sin, (x,), (x,))),
+    "autocast": lambda x: autocast_product(x),
+    "made": lambda x: (torch.zeros(2), torch.as_tensor([1.0]), x.new_ones(2), torch.empty_like(x).copy_(x)),
+    "branches": lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
+}
+
+
+def autocast_product(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return x @ x.mT
+
+
+fact("in one graph under a default device", lambda: default_device(None))
+for name, function in WHOLE.items():
+    fact(f"in one graph {name}", lambda function=function: in_one_graph(function))
+
+
 def exported():
     class Adds(nn.Module):
         def forward(self, x):

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_map_only
 
 from ..._ext import intercept as _intercept
 from ..._ext import intern as _intern
@@ -25,6 +26,7 @@ from ...devices.lazy_device import place_of
 from ...devices.places import RECORDED, where
 from ..tensor.recorded import ATTRIBUTES, RecordedTensor
 from . import eager, inside, predict, sequences
+from .arguments import tensors_in
 from .meta import as_meta, value_of
 from .placed import on_named_device
 
@@ -387,6 +389,14 @@ def _count_in_bins(input: torch.Tensor, bins: int = 100, min: Any = 0, max: Any 
     return input.new_zeros(bins).scatter_add_(0, at, inside.to(input.dtype))
 
 
+def _validate_coo(args: tuple, kwargs: dict) -> Any:
+    """Torch reads the indices in C++."""
+    if any(_core.device_index(t) < 0 for t in tensors_in([*args, *kwargs.values()]) if _core.get_handle(t) is not None):
+        return NotImplemented
+    plain = tree_map_only(torch.Tensor, torch.Tensor.cpu, (args, kwargs))
+    return torch._validate_sparse_coo_tensor_args(*plain[0], **plain[1])
+
+
 def _meshgrid(args: tuple, kwargs: dict) -> Any:
     # C++ shows what it refuses, and would read the memory that a lazy tensor has not.
     given = args[0] if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
@@ -437,6 +447,7 @@ def table() -> dict[Any, Handler]:
         ),
         **{func: sequences.ctc_loss(func) for func in (torch.ctc_loss, torch.nn.functional.ctc_loss)},
         torch._C._nn.pad_sequence: lambda args, kwargs: sequences.pad_sequence(*args, **kwargs),
+        torch._C._VariableFunctions._validate_sparse_coo_tensor_args: _validate_coo,
         T.share_memory_: _share_memory,
         _base.detach: _detach,
         _base.tensor_split: _split,
