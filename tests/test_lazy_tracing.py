@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,6 +38,38 @@ def test_L9_a_scripted_module_is_saved_from_the_cpu() -> None:
         with pytest.raises(mindtorch.UnsupportedOperationError, match=r"jit.save.*remote_accelerator:0.*to\('cpu'\)"):
             save()
     torch.jit.save(module.to("cpu"), io.BytesIO())
+
+
+class Holds(nn.Module):
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.held = held
+
+
+class OnItsOwn(Holds):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.held
+
+
+class InAList(Holds):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.held[0]
+
+
+@pytest.mark.parametrize("save", ["save", "save_to_buffer", "_save_for_lite_interpreter", "in C++"])
+@pytest.mark.parametrize("make", [
+    lambda: OnItsOwn(torch.ones(2, device=LAZY)),
+    lambda: InAList([torch.ones(2, device=LAZY)]),
+    lambda: nn.Sequential(nn.Linear(2, 2), OnItsOwn(torch.ones(2, device=LAZY))),
+], ids=["attribute", "list", "below"])  # fmt: skip
+def test_L9_what_a_scripted_module_holds_beside_parameters_is_saved_from_the_cpu(
+    make: Callable[[], nn.Module], save: str, tmp_path: Path
+) -> None:
+    """It ended the process."""
+    module = torch.jit.script(make())
+    given = () if save == "save_to_buffer" else (str(tmp_path / "saved"),)
+    with pytest.raises(mindtorch.UnsupportedOperationError, match=r"jit.save.*attributes.*remote_accelerator:0"):
+        module._c.save(*given) if save == "in C++" else getattr(module, save)(*given)
 
 
 def test_L7_a_program_traced_on_the_cpu_runs_lazily(same_as_eager: Same) -> None:

@@ -63,14 +63,22 @@ def _refusing(original: Callable[..., Any]) -> Any:
     return trace
 
 
+def _tensors(module: Any) -> Iterator[torch.Tensor]:
+    """What a module of TorchScript's holds, in C++: parameters, buffers and attributes."""
+    for name in torch._C.ConcreteModuleType.from_jit_type(module._type()).get_attributes():
+        yield from (t for t in tree_leaves(module.getattr(name)) if isinstance(t, torch.Tensor))
+    for _, inner in torch._C.ModuleDict(module).items():
+        yield from _tensors(inner)
+
+
 def _saving(original: Callable[..., Any]) -> Any:
     @functools.wraps(original)
     def save(self: Any, *args: Any, **kwargs: Any) -> Any:
-        there = next((t for t in (*self.parameters(), *self.buffers()) if is_opaque(t)), None)
+        there = next(filter(is_opaque, _tensors(self)), None)
         if there is not None:
             raise UnsupportedOperationError(
-                f"[torch.jit.save] expected a module on the CPU, got one on {there.device}: C++ would read memory that "
-                "it does not have; .to('cpu') first"
+                f"[torch.jit.save] expected parameters, buffers and attributes on the CPU, got one on {there.device}: "
+                "C++ would read memory that it does not have; .to('cpu') first"
             )
         return original(self, *args, **kwargs)
 
@@ -124,8 +132,8 @@ _stand_ins = [
     (torch, "compile", _compiling(torch.compile)),
     (torch.export, "export", _exporting(torch.export.export)),
     *(
-        (torch.jit.RecursiveScriptModule, name, _saving(getattr(torch.jit.RecursiveScriptModule, name)))
-        for name in ("save", "save_to_buffer", "_save_for_lite_interpreter")
+        (torch._C.ScriptModule, name, _saving(getattr(torch._C.ScriptModule, name)))
+        for name in ("save", "save_to_buffer", "_save_for_mobile", "_save_to_buffer_for_mobile")
     ),
 ]
 
