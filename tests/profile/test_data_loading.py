@@ -149,9 +149,9 @@ def test_C2_the_line_that_waits_for_data_is_the_programs_own(seconds, workers, c
     lines = {line["source"]: line["python_s"] for line in report["lines"]}
     if workers:
         assert row["place"]["source"] == "for batch in loader:  # waits"
-    else:  # a busy machine rests for longer, so that it is seen
+    else:  # a busy machine rests for longer, so that it is seen; or elsewhere, now and then
         assert row["place"]["source"] in ("for batch in loader:  # waits", "time.sleep(self.seconds)")
-        assert lines["return torch.ones(4) * i"] == 0
+        assert lines["return torch.ones(4) * i"] < 0.1 * sum(lines.values())
     assert f"({Path(__file__).name}:" in row["text"] and lines["for batch in loader:  # waits"] > 0
 
 
