@@ -140,8 +140,8 @@ def let_dynamo_know(stand_ins: Mapping[Any, Any]) -> None:
     from torch._dynamo import trace_rules
     from torch._dynamo.variables.torch import TorchInGraphFunctionVariable as traced
 
-    rules = getattr(trace_rules, "get_torch_obj_rule_map", dict)()
-    handlers = getattr(traced, "_get_handlers", dict)()
+    rules: dict[Any, Any] = getattr(trace_rules, "get_torch_obj_rule_map", dict)()
+    handlers: dict[Any, Any] = getattr(traced, "_get_handlers", dict)()
     for stand_in, original in stand_ins.items():
         if original in rules:
             rules[stand_in] = rules[original]
