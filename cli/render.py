@@ -24,7 +24,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 def clean(text: str) -> str:
     """Without control characters: names and source lines are the user's, escape sequences in them stay out."""
-    return "".join(c if c.isprintable() else "\ufffd" for c in text.expandtabs(4))
+    return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text.expandtabs(4))
 
 
 @dataclass(frozen=True)

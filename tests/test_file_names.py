@@ -21,6 +21,8 @@ from mindtorch.cli.main import cli
         (["/x/a/m/t.py", "/x/b/m/t.py", "/x/t.py"], ["a/m/t.py", "b/m/t.py", "/x/t.py"]),
         (["t.py", "/t.py"], ["t.py", "/t.py"]),
         (["", "<string>"], ["", "<string>"]),
+        (["/x/engine/__init__.py", "/x/a.py"], ["engine/__init__.py", "a.py"]),
+        (["/x/e/__init__.py", "/y/e/__init__.py"], ["x/e/__init__.py", "y/e/__init__.py"]),
     ],
 )
 def test_C2_files_have_as_many_folders_as_tell_them_apart(files: list[str], names: list[str]) -> None:

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 from mindtorch.cli import units
 from mindtorch.cli.following import suggest
-from mindtorch.cli.render import Canvas, canvas, terminal_width
+from mindtorch.cli.render import Canvas, canvas, clean, terminal_width
 from mindtorch.cli.report import View, render_report
 from mindtorch.profile.report import folding
 from mindtorch.profile.report.columns import MODULES
@@ -381,3 +381,7 @@ def test_C2_imports_of_one_package_within_another_and_what_is_trained_of_several
     text = " ".join(re.sub("[│\n]", " ", render(report)).split())
     assert "(transformers 9.00 s; torch 8.00 s, 5.00 s of it in transformers; sympy 2.00 s, in torch)" in text
     assert "Copy, 100 parameters (400 B); trained of all: 100" in text
+
+
+def test_C2_a_space_that_does_not_break_is_shown_as_a_space():
+    assert clean("# a\u00a0b\tc\x1b[0m") == "# a b   c\ufffd[0m"

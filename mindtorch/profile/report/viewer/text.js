@@ -70,7 +70,8 @@ const bare = (name) => String(name).replace(/^aten::/, "");
 
 // What files are called, by path: their names, with as many folders as tell them apart.
 const called = new Map();
-const base = (file) => called.get(file) || String(file).split("/").pop();
+const own = (file) => String(file).split("/").slice(String(file).endsWith("/__init__.py") ? -2 : -1).join("/");
+const base = (file) => called.get(file) || own(file);
 function tellApart(files) {
   const alike = new Map();
   for (const file of new Set(files)) alike.set(base(file), [...(alike.get(base(file)) || []), file]);
