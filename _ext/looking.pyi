@@ -15,5 +15,10 @@ class Look(_Looking):
 class HostLook(_Looking):
     ns: dict[int, int]
     def __init__(
-        self, position: Callable[[], int], skipped: tuple[str, ...], thread: int, installed: tuple[str, ...]
+        self,
+        position: Callable[[], int],
+        skipped: tuple[str, ...],
+        thread: int,
+        installed: tuple[str, ...],
+        lost: Callable[[], int],
     ) -> None: ...

@@ -102,18 +102,19 @@ cdef class HostLook(_Looking):
     them was the program's own: numpy, an environment, sleeping; and so was half of that before the first such look and
     after the last, somewhere in which it began and ended. What lasts less than that is not seen. What a library
     does, it does for the program's line that called it; what the standard library does, for whoever called it.
+    `lost()`: ns so far in which the thread could have run and did not, which are none of the program's.
     """
-    cdef object position
+    cdef object position, lost
     cdef tuple skipped, installed, library, foreign
     cdef unsigned long thread
-    cdef uint64_t looked, before
+    cdef uint64_t looked, before, missed
     cdef uint64_t came, gap                    # ns from the look before to the first such look; between the last two
     cdef uint32_t place
     cdef bint own
     cdef readonly dict ns                      # by location, of the program's line
 
-    def __init__(self, position, skipped, thread, installed):
-        self.position, self.skipped, self.thread = position, skipped, thread
+    def __init__(self, position, skipped, thread, installed, lost):
+        self.position, self.skipped, self.thread, self.lost = position, skipped, thread, lost
         library = (sysconfig.get_path("stdlib") + os.sep, sysconfig.get_path("platstdlib") + os.sep)
         self.library = ("<", *library)
         self.installed = ()
@@ -124,7 +125,7 @@ cdef class HostLook(_Looking):
         self.ns = {}
 
     cdef object note(self):
-        cdef uint64_t now = mt_now(), position = self.position(), gap, begun
+        cdef uint64_t now = mt_now(), position = self.position(), missed = self.lost(), gap, begun
         cdef bint own, told = False, found = False
         frame = current_frames().get(self.thread)
         own = frame is not None
@@ -138,6 +139,7 @@ cdef class HostLook(_Looking):
             own = own and frame.f_code.co_name != "_find_and_load"
             frame = frame.f_back
         gap = now - self.looked if self.looked else 0
+        gap -= min(gap, missed - self.missed)
         if own and self.own and position == self.before:
             begun = min(self.came, gap) // 2 if self.gap == 0 else 0
             self.ns[place] = self.ns.get(place, 0) + gap + begun
@@ -146,4 +148,4 @@ cdef class HostLook(_Looking):
             if self.gap:
                 self.ns[self.place] = self.ns.get(self.place, 0) + min(gap, self.gap) // 2
             self.came, self.gap = gap, 0
-        self.looked, self.before, self.own = now, position, own
+        self.looked, self.before, self.missed, self.own = now, position, missed, own

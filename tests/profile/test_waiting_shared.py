@@ -1,15 +1,19 @@
 """C2: time in which one thread waits for another is told once, and takes nothing from what came before it."""
 
+import os
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
 from mindtorch._ext import looking
 from mindtorch.profile import Profiler
+from mindtorch.profile.estimate import host_time
 
 REST = 0.4
 
@@ -51,10 +55,10 @@ def test_C2_a_thread_that_is_at_no_line_of_the_programs_is_waited_for():
     assert sum(row["self_s"] for row in report["lines"] if row["file"] is None) < 0.5 * REST, report["lines"]
 
 
-def look_again():
+def look_again(lost=lambda: 0):
     """The gaps around two looks in the same stretch of the program's own time, and what they say of it."""
     ops = iter([1, 2, 2, 2, 3, 3])
-    found = looking.HostLook(lambda: next(ops), (), threading.get_ident(), ("/nowhere/",))
+    found = looking.HostLook(lambda: next(ops), (), threading.get_ident(), ("/nowhere/",), lost)
     for _ in range(2):
         found.look()
         time.sleep(0.02)
@@ -72,3 +76,20 @@ def test_C4_the_programs_own_time_has_both_of_its_ends():
     """Steps of 20 ms of an environment were told as 15 ms: what lay around the looks was lost."""
     tries = [look_again() for _ in range(5)]
     assert any(told > between for told, between in tries), tries
+
+
+def test_C4_waiting_for_a_processor_is_none_of_the_programs_time():
+    """On a busy machine, lines of tensors alone were told as the program's own Python."""
+    tries = [look_again(time.perf_counter_ns) for _ in range(5)]
+    assert any(told < 0.2 * between for told, between in tries), tries
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux counts it")
+def test_C4_how_long_a_thread_waited_for_a_processor_is_read():
+    queue = host_time._Queue()
+    first = queue.waited()
+    counted = int(Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text().split()[1])
+    assert first <= counted <= queue.waited()
+    os.close(queue._file)  # as os.closerange does
+    assert queue.waited() == 0
+    queue.close()

@@ -6,6 +6,7 @@ Python takes there: an environment that it steps, a tokenizer, images that it de
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -38,7 +39,11 @@ class HostTime:
         self._loaded = 0  # ns of workers in it
 
     def __enter__(self) -> HostTime:
-        self._look = HostLook(ledger.position, skipped_prefixes(), threading.get_ident(), installed_folders())
+        self._queue = _Queue()
+        look = HostLook(
+            ledger.position, skipped_prefixes(), threading.get_ident(), installed_folders(), self._queue.waited
+        )
+        self._look = look
         self.sampler = Sampler(self._look.look)
         self.sampler.free()
         self.sampler.start()
@@ -50,6 +55,7 @@ class HostTime:
     ) -> None:
         _active.discard(self)
         self.sampler.stop()
+        self._queue.close()
 
     def ends(self, stage: str) -> None:
         """What was seen since the last call belongs to that stage."""
@@ -77,6 +83,29 @@ class HostTime:
             "workers_s": self.workers[stage] / 1e9,
             "lines": [{**sourceline.facts(where), "self_s": ns / 1e9} for where, ns in by_line.most_common(_LINES)],
         }
+
+
+class _Queue:
+    """How long the calling thread has waited for a processor: another program had it. Linux counts that by thread."""
+
+    def __init__(self) -> None:
+        try:
+            self._file = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._file = -1
+
+    def waited(self) -> int:
+        """Nanoseconds so far; 0 where nobody counts them."""
+        try:
+            return int(os.pread(self._file, 80, 0).split()[1])
+        except (OSError, ValueError, IndexError):  # not Linux; or the program has closed files that it did not open
+            return 0
+
+    def close(self) -> None:
+        if self._file >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._file)
+            self._file = -1
 
 
 def reads_of(marks: Sequence[int], began: int, stretches: Sequence[tuple[int, int]]) -> Counter[int]:
