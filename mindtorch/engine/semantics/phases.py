@@ -3,8 +3,8 @@
 - forward: inside an outermost module call; also, in grad mode, after such a call until the next backward or optimizer
   step, because that is where the loss is computed (a profile leaves out stretches of milliseconds without an op).
 - backward: while autograd's engine runs, whatever it calls (hooks, and forward code run again by checkpointing).
-- optimizer: inside ``Optimizer.step`` of any optimizer, the user's own included. A closure's forward and backward
-  count as such.
+- optimizer: inside ``Optimizer.step`` of any optimizer, the user's own included; but not inside the closure that it
+  calls, where phases are as outside of a step.
 - data: while a DataLoader makes the next batch in this process, or waits for it; modules called there (a dataset's
   transforms) are no calls of a model.
 - other: the rest (sampling, ``zero_grad``).
@@ -35,6 +35,9 @@ _listeners: list[Callable[[torch.optim.Optimizer], None]] = []
 _before: list[Callable[[], None]] = []
 _after: list[Callable[[], None]] = []
 _steps: "weakref.WeakKeyDictionary[type, Any]" = weakref.WeakKeyDictionary()  # torch's function for steps, by class
+#: What steps are handed in place of closures, by address of the closure: it holds that, and is the same one as long as
+#: an optimizer keeps it.
+_closures: "weakref.WeakValueDictionary[int, Callable[..., Any]]" = weakref.WeakValueDictionary()
 _DATA = context.PHASES.index("data")
 # torch.autograd imported the function by name, so it has a copy of its own.
 _places = (torch.autograd.graph, torch.autograd)
@@ -207,13 +210,35 @@ def stage(name: str) -> Iterator[None]:
         context.enter_stage(previous)
 
 
-def _begin(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+def _begin(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
     context.optimizer_begin(optimizer)
     key = id(optimizer)
     if key not in _optimizers:
         _optimizers[key] = weakref.ref(optimizer, lambda _: _optimizers.pop(key, None))
         for listener in list(_listeners):
             listener(optimizer)
+    if len(args) > 1 and _is_closure(args[1]):
+        return (args[0], _in_phases(args[1]), *args[2:]), kwargs
+    if _is_closure(kwargs.get("closure")):
+        return args, {**kwargs, "closure": _in_phases(kwargs["closure"])}
+    return None
+
+
+def _is_closure(given: Any) -> bool:
+    """And neither a class nor a model, which a user's optimizer may take."""
+    return callable(given) and not isinstance(given, (type, torch.nn.Module))
+
+
+def _in_phases(closure: Callable[..., Any]) -> Callable[..., Any]:
+    known = _closures.get(id(closure))
+    if known is None:
+
+        @functools.wraps(closure)
+        def known(*args: Any, **kwargs: Any) -> Any:
+            return context.call_closure(closure, args, kwargs)
+
+        _closures[id(closure)] = known
+    return known
 
 
 def _end(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
