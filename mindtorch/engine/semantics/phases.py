@@ -230,15 +230,15 @@ def _is_closure(given: Any) -> bool:
 
 
 def _in_phases(closure: Callable[..., Any]) -> Callable[..., Any]:
-    known = _closures.get(id(closure))
-    if known is None:
+    if (known := _closures.get(id(closure))) is not None:
+        return known
 
-        @functools.wraps(closure)
-        def known(*args: Any, **kwargs: Any) -> Any:
-            return context.call_closure(closure, args, kwargs)
+    @functools.wraps(closure)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return context.call_closure(closure, args, kwargs)
 
-        _closures[id(closure)] = known
-    return known
+    _closures[id(closure)] = called
+    return called
 
 
 def _end(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -177,6 +177,7 @@ class Recording:
     chains: bool = False  # locations of rows know the lines that led there
     samples: Sequence[Sample] = ()  # graphs of some calls of the models
     optimizers: Sequence[type] = ()  # classes of those that stepped, or are there
+    stepped: Mapping[str, int] = field(default_factory=dict)  # by stage, steps of optimizers
     generated: Callable[[str], dict[str, Any] | None] = lambda stage: None  # of a stage: see `generation.Generated`
     # By stage, how often each line (file, number, function) was reached; 0: it ran already when the stage began. Empty:
     # another trace function was in the way.

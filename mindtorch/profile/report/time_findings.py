@@ -30,6 +30,7 @@ _ON_SCORES = frozenset(f"aten::{name}" for name in (
 ))  # fmt: skip
 _FUSABLE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 _CALLING = 50_000  # ns of Python for one operation, modules and their hooks included, at most
+_NORMS = frozenset({"aten::_foreach_norm", "aten::linalg_vector_norm"})  # of gradients that are clipped
 _FEW = 4  # calls of an optimizer's step: so few are no loop over parameters
 
 
@@ -257,35 +258,52 @@ def float32(of: Looked) -> Said | None:
 
 
 def optimizer(of: Looked) -> Said | None:
-    mine = [row for row in of.rows if row.phase == OPTIMIZER and not _makes(of, row)]
+    mine = _of_optimizer(of)
     ran = [row for row in mine if row.sig and not of.seen.ops[row.sig].is_free]  # type: ignore[union-attr]
     names = {of.op(row) for row in ran}
     calls = sum(row.calls for row in ran) / of.steps()
     if of.forecast is not None and of.forecast.target.model is None and of.memory.get("device") == "cpu":
         return None  # of tensors that are on the CPU: there torch takes one by one what it takes together on a GPU
     fusable = set(of.seen.optimizers) and set(of.seen.optimizers) <= set(_FUSABLE)
-    if not fusable or any("_fused_" in name for name in names) or calls <= _FEW:
+    stepped = max(of.seen.stepped.get(of.seen.reached, 0), of.steps())
+    a_step = stepped / of.steps()
+    if not fusable or any("_fused_" in name for name in names) or calls <= _FEW * a_step:
         return None
     named = ", ".join(sorted(kind.__name__ for kind in of.seen.optimizers))
     to_try = f"fused=True for {named}"
     whole = sum(row.ns for row in mine) / 1e9
     if of.forecast is None:
-        if any("_foreach_" in name for name in names):
+        # Each optimizer that takes parameters together does more so than clipping does.
+        if any("_foreach_" in name for name in names - {"aten::_foreach_mul_"}):
             return None
         text = f"{percent(of.part(whole))} of the time is {named}: {calls:,.0f} operations an iteration, one by one"
         return Said(text, of.part(whole), of.heaviest(mine), to_try)
     parameters, state = _trained_bytes(of), of.kinds.get("optimizer state", 0)  # gradients are as large as parameters
-    work = Work(None, 0, 2 * parameters + state, parameters + state, "float32", "optimizer", "aten::_fused_adamw_")
-    device = of.steps() * of.forecast.of(work).seconds
-    host = of.steps() * about.host_seconds(work, of.forecast.target, False)
+    read, written = int((2 * parameters + state) / a_step), int((parameters + state) / a_step)
+    works = [Work(None, 0, read, written, "float32", "optimizer", "aten::_fused_adamw_")]
+    if set(of.seen.optimizers) != {torch.optim.SGD}:  # the others count their steps, fused or not
+        works.append(Work(None, 0, 4, 4, "float32", "optimizer", "aten::_foreach_add_"))
+    device = stepped * sum(of.forecast.of(work).seconds for work in works)
+    host = stepped * sum(about.host_seconds(work, of.forecast.target, False) for work in works)
     busy = sum(row.ns for row in mine if row.sig) / 1e9
     launched = sum(row.calls * of.forecast.host(row.sig, OPTIMIZER) for row in mine if row.sig)
     share = of.part(of.saved({OPTIMIZER: busy - device}, {OPTIMIZER: min(launched, whole) - host}))
+    kernels = "one fused kernel" if round(a_step) == 1 else f"{a_step:,.0f} fused kernels, one for each step(),"
     text = (
-        f"{named} takes {percent(of.part(whole))} of the time in {calls:,.0f} operations an iteration; one fused "
-        f"kernel would save about {percent(share)}, by the bytes that it moves"
+        f"{named} takes {percent(of.part(whole))} of the time in {calls:,.0f} operations an iteration; {kernels} would "
+        f"save about {percent(share)}, by the bytes moved"
     )
     return Said(text, share, of.heaviest(mine), to_try)
+
+
+def _of_optimizer(of: Looked) -> list[Row]:
+    """The rows of optimizers' steps, without those of a hook that clips gradients, and of what makes the state."""
+    mine = [row for row in of.rows if row.phase == OPTIMIZER and not _makes(of, row)]
+    norms = {row.location for row in mine if of.op(row) in _NORMS}
+    others = [row for row in mine if row.location not in norms]
+    if any(row.sig for row in others):
+        return others
+    return [row for row in mine if of.op(row) not in _NORMS]  # the hook is torch's own function
 
 
 def _makes(of: Looked, row: Row) -> bool:
