@@ -31,6 +31,7 @@ _original: Callable[..., Any] | None = None
 _torch_next: Callable[..., Any] | None = None
 _held = Patches(yields=True)
 _optimizers: dict[int, "weakref.ref[torch.optim.Optimizer]"] = {}  # by address
+_twice = 0  # backward passes so far that kept a graph of their own
 _listeners: list[Callable[[torch.optim.Optimizer], None]] = []
 _before: list[Callable[[], None]] = []
 _after: list[Callable[[], None]] = []
@@ -72,8 +73,10 @@ def _run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
     Hooks and what checkpoints compute again see tensors of ours as they do torch's: on the way here, `backward` has
     switched off what classes say of calls.
     """
+    global _twice
     for call in _before:
         call()
+    _twice += bool(args[2] if len(args) > 2 else kwargs.get("create_graph", False))
     if torch._C._is_torch_function_enabled() or torch._C._is_torch_function_all_disabled():
         found = _original(outputs, *args, **kwargs)  # type: ignore[misc]
     else:
@@ -105,6 +108,11 @@ def _next(self: Any) -> Any:
 def before_backward(call: Callable[[], None]) -> None:
     """Call this before autograd's engine runs."""
     _before.append(call)
+
+
+def twice() -> int:
+    """How many backward passes began until now that are to be differentiated themselves (``create_graph``)."""
+    return _twice
 
 
 def after_step(call: Callable[[], None]) -> None:

@@ -44,6 +44,7 @@ class Run:
         self.generated = generation.Generated()
         self.sampling = Sampling()
         self.optimizers: set[type] = set()  # their classes
+        self._twice = phases.twice()
         self.stepped: Counter[str] = Counter()  # by stage, how many steps of optimizers began
         self.interrupted = False
         self.exit_code = 0
@@ -113,7 +114,7 @@ class Run:
         """Of the recording."""
         return {"chains": self.lines.chains, "hits": self.lines.hits(), "generated": self.generated.facts,
                 "samples": self.sampling.samples, "optimizers": tuple(self.optimizers),
-                "stepped": self.stepped}  # fmt: skip
+                "stepped": self.stepped, "differentiates_twice": phases.twice() > self._twice}  # fmt: skip
 
     def _take(self, roles: list[peak.Role]) -> None:
         for held, what in roles:

@@ -178,6 +178,7 @@ class Recording:
     samples: Sequence[Sample] = ()  # graphs of some calls of the models
     optimizers: Sequence[type] = ()  # classes of those that stepped, or are there
     stepped: Mapping[str, int] = field(default_factory=dict)  # by stage, steps of optimizers
+    differentiates_twice: bool = False  # some backward pass had a graph of its own
     generated: Callable[[str], dict[str, Any] | None] = lambda stage: None  # of a stage: see `generation.Generated`
     # By stage, how often each line (file, number, function) was reached; 0: it ran already when the stage began. Empty:
     # another trace function was in the way.

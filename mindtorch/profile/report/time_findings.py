@@ -118,9 +118,22 @@ def host(of: Looked) -> Said | None:
         return None
     calls = sum(row.calls for row in of.rows if row.sig and of.forecast.cost(row.sig).family)
     text = f"about {percent(share)} of the time the device waits for Python to launch {counted(calls, 'kernel')}"
-    what = "model" if of.report["models"] else "step"  # a function of the program's
-    to_try = f"torch.compile({what}, mode='reduce-overhead'), larger batches, or fewer small operations"
-    return Said(text, share, of.heaviest(of.forward(mine)), to_try)
+    return Said(text, share, of.heaviest(of.forward(mine)), _launch_less(of, mine))
+
+
+def _launch_less(of: Looked, waiting: Iterable[Row]) -> str:
+    """torch.compile, too, where it takes the model, and most of what waits is in calls of it: its forward pass is what
+    is compiled, and not what else its class does, or the program around it."""
+    fewer = "larger batches, or fewer small operations"
+    if of.seen.differentiates_twice:  # AOTAutograd refuses that
+        return fewer
+    if not of.report["models"]:
+        return f"torch.compile(step, mode='reduce-overhead'), {fewer}"  # a function of the program's
+    called = of.seen.stages[of.seen.reached].entries
+    by_model: Counter[bool] = Counter()
+    for row in waiting:
+        by_model[bool(row.module and called.get(context.path_root(row.module)))] += row.ns
+    return f"torch.compile(model, mode='reduce-overhead'), {fewer}" if by_model[True] > by_model[False] else fewer
 
 
 def idle(of: Looked) -> Said | None:
@@ -134,8 +147,8 @@ def idle(of: Looked) -> Said | None:
     kernels = sum(use.kernels for use in work.uses.values())
     nothing = f"the GPU has nothing to do for {percent(share)} of the time"
     text = f"{nothing}: the host is late with its {counted(kernels, 'kernel')}"
-    to_try = "torch.compile(mode='reduce-overhead'), larger batches, or fewer small operations"
-    return Said(text, share, of.heaviest(of.forward(row for row in of.rows if not row.sig)), to_try)
+    waiting = [row for row in of.rows if not row.sig]
+    return Said(text, share, of.heaviest(of.forward(waiting)), _launch_less(of, waiting))
 
 
 def reads(of: Looked) -> Said | None:
