@@ -16,9 +16,10 @@ A step that raises has ended, too: torch calls no hook then, so its function for
 
 import contextlib
 import functools
+import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -29,6 +30,7 @@ from mindtorch.engine.record import handlers
 
 _original: Callable[..., Any] | None = None
 _torch_next: Callable[..., Any] | None = None
+_torch_made: Callable[..., Any] | None = None
 _held = Patches(yields=True)
 _optimizers: dict[int, "weakref.ref[torch.optim.Optimizer]"] = {}  # by address
 _twice = 0  # backward passes so far that kept a graph of their own
@@ -45,7 +47,7 @@ _places = (torch.autograd.graph, torch.autograd)
 
 
 def patch() -> None:
-    global _original, _torch_next
+    global _original, _torch_next, _torch_made
     _original = torch.autograd.graph._engine_run_backward
     context.set_run_backward(_run_backward)
     _held.put(
@@ -62,7 +64,13 @@ def patch() -> None:
         _wrap_step(kind)
     _torch_next = getattr(_LOADERS, "__next__", None)
     if _torch_next is not None:
-        _held.put([(_LOADERS, "__next__", functools.wraps(_torch_next)(_next))])
+        _torch_made = _LOADERS.__init__
+        _held.put(
+            [
+                (_LOADERS, "__next__", functools.wraps(_torch_next)(_next)),
+                (_LOADERS, "__init__", functools.wraps(_LOADERS.__init__)(_made)),
+            ]
+        )
     _held.after(register_optimizer_step_pre_hook(_begin).remove)
     _held.after(register_optimizer_step_post_hook(_end).remove)
 
@@ -96,13 +104,43 @@ def _run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
 _LOADERS: Any = getattr(torch.utils.data.dataloader, "_BaseDataLoaderIter", None)
 
 
+class _WatchesLoaders(Protocol):
+    """Told that a loader's iterator was made, and that one was asked for a batch, or for the end."""
+
+    def made(self, iterator: Any, loader: Any) -> None: ...
+
+    def asked(self, iterator: Any, began: int, is_last: bool) -> None: ...
+
+
+_watchers: list[_WatchesLoaders] = []
+
+
+def watch_loaders(watcher: _WatchesLoaders) -> None:
+    _watchers.append(watcher)
+
+
+def unwatch_loaders(watcher: _WatchesLoaders) -> None:
+    _watchers.remove(watcher)
+
+
+def _made(self: Any, loader: Any) -> None:
+    _torch_made(self, loader)  # type: ignore[misc]
+    for watcher in _watchers:
+        watcher.made(self, loader)
+
+
 def _next(self: Any) -> Any:
     """torch's own, in phase "data"."""
-    previous = context.enter_stage(_DATA)
+    previous, began, is_last = context.enter_stage(_DATA), time.perf_counter_ns(), False
     try:
         return _torch_next(self)  # type: ignore[misc]
+    except StopIteration:
+        is_last = True
+        raise
     finally:
         context.enter_stage(previous)
+        for watcher in _watchers:
+            watcher.asked(self, began, is_last)
 
 
 def before_backward(call: Callable[[], None]) -> None:

@@ -6,16 +6,20 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 
 from mindtorch._ext import context
+from mindtorch._ext.timeline import OP
 from mindtorch.base.words import counted
 from mindtorch.profile.cost import about
 from mindtorch.profile.cost.about import Precision
 from mindtorch.profile.cost.families import BACKWARD as MORE_BACKWARD
 from mindtorch.profile.cost.families import itemsize
 from mindtorch.profile.cost.work import Work
+from mindtorch.profile.report import times
 from mindtorch.profile.report.looked import BACKWARD, DATA, OPTIMIZER, Looked, Said, percent
+from mindtorch.profile.report.recording import Loaded
 from mindtorch.profile.report.rows import Row
 
 __all__ = ["attention", "data", "first", "float32", "host", "optimizer", "python", "reads"]
@@ -31,6 +35,7 @@ _ON_SCORES = frozenset(f"aten::{name}" for name in (
 _FUSABLE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 _CALLING = 50_000  # ns of Python for one operation, modules and their hooks included, at most
 _NORMS = frozenset({"aten::_foreach_norm", "aten::linalg_vector_norm"})  # of gradients that are clipped
+_STARTS = 100_000_000  # ns that workers of a DataLoader take to start and to end, about
 _FEW = 4  # calls of an optimizer's step: so few are no loop over parameters
 
 
@@ -44,10 +49,23 @@ def data(of: Looked) -> Said | None:
     if starting:
         part = of.part(sum(row.ns for row in starting) / 1e9)
         text += f", or for the DataLoader's workers to start and end ({percent(part)})"
-    to_try = "num_workers of the DataLoader: batches are made while the model computes; or cheaper transforms"
-    if any("DataLoader" in kind for kind in of.seen.children):
-        to_try = "more num_workers of the DataLoader, persistent_workers=True for several epochs; or cheaper transforms"
-    return Said(text, share, of.heaviest(mine), to_try)
+    return Said(text, share, of.heaviest(mine), _load_faster(of.seen.loaded, sum(row.ns for row in mine)))
+
+
+def _load_faster(loaded: Loaded | None, ns: int) -> str:
+    """ns: what waiting for batches took in all."""
+    cheaper = "cheaper transforms"
+    if loaded is None or not loaded.started:
+        if loaded is not None and loaded.iterators and ns / loaded.iterators < _STARTS:
+            return f"{cheaper}, or batches that are indices into whole tensors; to start workers would take longer"
+        return f"num_workers of the DataLoader: batches are made while the model computes; or {cheaper}"
+    kept = "persistent_workers=True" if loaded.again else ""
+    if loaded.anew:
+        kept = "one DataLoader for all epochs, with persistent_workers=True"
+    if loaded.starting > 0.5:
+        none = "num_workers=0 where items are cheap to make: to start and end workers takes most of that time"
+        return f"{kept}, or {none}" if kept else none
+    return f"more num_workers of the DataLoader{kept and ', '}{kept}; or {cheaper}"
 
 
 def _starting(of: Looked) -> list[Row]:
@@ -91,8 +109,23 @@ def python(of: Looked) -> Said | None:
     if where is None or share < _IDLE or where not in rows:
         return None
     text = f"{percent(share)} of the time is Python at one line, between operations"
-    to_try = "the same on whole tensors, or once before the loop; genie profile --hits says how often the line runs"
+    often = "genie profile --hits says how often the line runs"
+    to_try = f"the same on whole tensors, or once before the loop; {often}"
+    if _outside_iterations(of, where):
+        to_try = f"less of what the line calls: it is in no iteration; {often}"
     return Said(text, share, of.heaviest(rows[where]), to_try)
+
+
+def _outside_iterations(of: Looked, where: Any) -> bool:
+    """The line ran operations, as far as single ones are known, and all of them before or after the iterations."""
+    log, spans = of.seen.log, of.seen.spans
+    if log is None or log.dropped_events or not spans:
+        return False
+    events = np.frombuffer(log.events(), times.EVENT)
+    ran = {row.location: context.location(row.location) for row in of.rows if row.sig}
+    here = [number for number, place in ran.items() if place and place[:2] == where[:2]]  # in whichever function
+    starts = events["start"][(events["kind"] == OP) & np.isin(events["location"], here)]
+    return bool(len(starts)) and not any(((starts >= begin) & (starts < end)).any() for begin, end in spans)
 
 
 def first(of: Looked) -> Said | None:
