@@ -47,10 +47,10 @@ from mindtorch.profile.measure import peak, waiting
 from mindtorch.profile.measure.asked import ASKED
 from mindtorch.profile.measure.cuda_ops import CudaOps
 from mindtorch.profile.measure.imports import ImportWatch
-from mindtorch.profile.measure.loading import Loading
 from mindtorch.profile.measure.npu_ops import NpuOps
 from mindtorch.profile.measure.run import Run
 from mindtorch.profile.measure.sampling import SamplingProfile
+from mindtorch.profile.measure.started_workers import Loading
 from mindtorch.profile.measure.watches import CompileWatch, ProfilerWatch, compiled_frames
 from mindtorch.profile.report import times
 from mindtorch.profile.report.recording import STAGES, Label, Places, Recording, Stage, ThreadWork, furthest
