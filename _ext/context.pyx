@@ -34,13 +34,15 @@ cdef extern from *:
     typedef struct mt_log { uint64_t *seq; uint32_t *module; uint32_t n, cap; volatile int dead; } mt_log;
 
     /* `stack` owns a reference to each running module; base = its depth when the running backward began; own = its
-       depth where the last one on it is in a __call__ of its class, on the way to Module.__call__. */
+       depth where the last one on it is in a __call__ of its class, on the way to Module.__call__; before = the phases
+       that the steps of opt began in. */
     typedef struct mt_tls {
         mt_log *log;
         PyObject **stack;
         uint32_t *ids;
         void *opt[8];
         uint32_t depth, cap, module, base, own;
+        uint8_t before[8];
         uint8_t phase, between, n_opt, known;
     } mt_tls;
     MT_THREAD mt_tls mt_state;
@@ -109,6 +111,7 @@ cdef extern from *:
         uint32_t module
         uint32_t base
         uint32_t own
+        uint8_t *before
         uint8_t phase
         uint8_t between
         uint8_t n_opt
@@ -562,6 +565,7 @@ def optimizer_begin(optimizer):
         tell(PHASE_CHANGE, 0, PHASE_OPTIMIZER)
     if t.n_opt < 8:
         t.opt[t.n_opt] = <void *> optimizer
+        t.before[t.n_opt] = t.phase if t.n_opt else <uint8_t> PHASE_OTHER
         t.n_opt += 1
     t.between = 0
     t.phase = PHASE_OPTIMIZER
@@ -573,11 +577,30 @@ def optimizer_end(optimizer):
     for i in range(t.n_opt):
         if t.opt[i] == <void *> optimizer:
             t.n_opt = i
-            if i == 0 and t.phase == PHASE_OPTIMIZER:
+            if t.phase == PHASE_OPTIMIZER and t.before[i] != PHASE_OPTIMIZER:
                 if _n_hooks:
-                    tell(PHASE_CHANGE, 0, PHASE_OTHER)
-                t.phase = PHASE_OTHER
+                    tell(PHASE_CHANGE, 0, t.before[i])
+                t.phase = t.before[i]
             return
+
+
+def call_closure(closure, args, kwargs):
+    """``closure(*args, **kwargs)``, which an optimizer's step calls: there phases are as outside of a step."""
+    cdef mt_tls *t = mt_get()
+    cdef uint8_t steps = t.n_opt
+    if t.phase != PHASE_OPTIMIZER:
+        return closure(*args, **kwargs)
+    if _n_hooks:
+        tell(PHASE_CHANGE, 0, PHASE_OTHER)
+    t.phase = PHASE_OTHER
+    try:
+        return closure(*args, **kwargs)
+    finally:
+        if t.n_opt >= steps:                   # else the closure has stepped the same optimizer, which ended its step
+            if _n_hooks:
+                tell(PHASE_CHANGE, 0, PHASE_OPTIMIZER)
+            t.between = 0
+            t.phase = PHASE_OPTIMIZER
 
 
 def enter_stage(phase):

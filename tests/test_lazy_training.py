@@ -205,3 +205,24 @@ def test_L7_moving_leaves_no_memory_behind() -> None:
         del m
     gc.collect()
     assert mindtorch.stats()["values"] <= before + 1
+
+
+def test_L12_recorded_and_captured_closures_are_no_part_of_the_optimizer() -> None:
+    net = torch.nn.Linear(2, 2, device="remote_accelerator")
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=2)
+    said = []
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        x = torch.ones(1, 2, device="remote_accelerator").cos()
+        loss = net(x).sin().sum()
+        loss.backward()
+        said.append([t.metadata.execution_phase for t in (x, loss)])  # type: ignore[attr-defined]
+        return loss
+
+    with mindtorch.capture() as graph:
+        optimizer.step(closure)
+    assert said and said == [["other", "forward"]] * len(said)
+    phases = {op: {node.phase for node in graph.nodes if node.op.endswith(f"::{op}")} for op in ("cos", "sin")}
+    assert phases["cos"] - {"backward"} == {"other"} and phases["sin"] == {"forward"}
+    assert "optimizer" in {node.phase for node in graph.nodes}

@@ -348,41 +348,6 @@ def test_C2_no_finding_float32_products_where_products_wait_for_memory() -> None
     assert report["roofline"]["memory_s"] > report["roofline"]["compute_s"] and "float32-products" not in ids(report)
 
 
-def learn(device: str, kind: type[torch.optim.Optimizer], size: int, **options: Any) -> None:
-    model = nn.Sequential(*(nn.Linear(size, size, device=device) for _ in range(12)))
-    optimizer = kind(model.parameters(), lr=0.01, **options)
-    for _ in range(4):
-        optimizer.zero_grad()
-        model(torch.ones(64, size, device=device)).sum().backward()
-        optimizer.step()  # learns
-
-
-@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
-def test_C2_finding_optimizer_unfused_says_what_a_fused_one_saves(kind: type[torch.optim.Optimizer]) -> None:
-    torch.set_float32_matmul_precision("high")
-    report, other = (estimated(learn, kind, 2048, warmup=1),
-                     estimated(lambda *args: learn(*args, fused=True), kind, 2048, warmup=1))  # fmt: skip
-    row = the(report, "optimizer-unfused", "learns")
-    assert row["seconds"] == pytest.approx(report["totals"]["time_s"] - other["totals"]["time_s"], rel=0.15)
-    assert row["try"] == f"fused=True for {kind.__name__}"
-    assert "optimizer-unfused" not in ids(other)
-    assert "optimizer-unfused" not in ids(estimated(learn, torch.optim.Rprop, 2048)), "torch has no fused one"
-
-
-def test_C2_no_finding_optimizer_unfused_where_the_estimated_program_stays_on_the_cpu() -> None:
-    report = estimated(lambda _: learn("cpu", torch.optim.Adam, 256))
-    assert "optimizer-unfused" not in ids(report), "on the GPU, torch takes the parameters together"
-
-
-def test_C2_finding_optimizer_unfused_where_it_was_measured() -> None:
-    report = measured(learn, "cpu", torch.optim.Adam, 1024, warmup=1)
-    row = the(report, "optimizer-unfused", "learns")
-    spent = rows_of(report, phase=lambda phase: phase == "optimizer")
-    assert row["seconds"] == pytest.approx(spent, rel=0.01)
-    fused = measured(lambda: learn("cpu", torch.optim.Adam, 1024, fused=True), warmup=1)
-    assert "optimizer-unfused" not in ids(fused)
-
-
 class Deep(nn.Module):
     def __init__(self, device: str, again: bool) -> None:
         super().__init__()

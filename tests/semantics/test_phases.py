@@ -1,5 +1,8 @@
 """L12: the execution phase of every op."""
 
+import contextlib
+import functools
+
 import pytest
 import torch
 
@@ -85,6 +88,98 @@ def test_L12_closure_and_user_optimizers(tracked):
     assert phase() == "other"
 
 
+def test_L12_in_a_closure_phases_are_as_outside_of_a_step(tracked, Seen):
+    """What a closure computed outside modules, its loss and its gradients' start, was counted as the optimizer's."""
+    net, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
+
+    def closure():
+        mine.zero_grad()
+        data = x.neg()
+        loss = net(data).square().sum()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        return loss
+
+    for kind in torch.optim.AdamW, torch.optim.LBFGS, torch.optim.SGD:
+        for given in ((closure,), {}), ((), {"closure": functools.partial(closure)}):
+            mine = kind(net.parameters(), lr=0.1)
+            with Seen() as seen:
+                mine.step(*given[0], **given[1])
+            by_op: dict[str, set] = {}
+            for name, _, when in seen.ops:
+                by_op.setdefault(name, set()).add(when)
+            assert by_op["neg"] - {"optimizer"} == {"other"} and by_op["linalg_vector_norm"] == {"other"}
+            assert by_op["addmm"] == {"forward"} and by_op["pow"] <= {"forward", "backward"}
+            assert by_op["ones_like"] <= {"forward", "backward"} and "optimizer" in {when for *_, when in seen.ops}
+            assert phase() == "other"
+
+
+def test_L12_steps_within_closures_and_closures_that_raise(tracked):
+    net, said = torch.nn.Linear(2, 1), []
+    outer, inner = (torch.optim.SGD(net.parameters(), lr=0.1) for _ in range(2))
+
+    class Wraps(torch.optim.Optimizer):
+        def __init__(self):
+            super().__init__(net.parameters(), {})
+
+        def step(self, closure):
+            with contextlib.suppress(ZeroDivisionError):
+                closure(fails=True)
+            said.append(phase())
+            inner.step()  # not in a closure
+            said.append(phase())
+            closure()
+            said.append(phase())
+
+    def closure(fails=False):
+        said.append(phase())
+        if fails:
+            net(torch.ones(1, 2))  # after it a loss might follow
+            raise ZeroDivisionError
+        outer.step()
+        said.append(phase())
+        net(torch.ones(1, 2))
+        said.append(phase())
+
+    Wraps().step(closure)
+    assert said == ["other", "optimizer", "optimizer", "other", "other", "forward", "optimizer"]
+    assert phase() == "other"
+    said.clear()
+    outer.step(closure)  # which steps the same one
+    assert said == ["other", "other", "forward"]
+    outer.step()
+    assert phase() == "other"
+
+
+def test_L12_a_closure_is_the_same_one_to_an_optimizer_that_keeps_it(tracked):
+    class Keeps(torch.optim.Optimizer):
+        kept = None
+
+        def step(self, closure):
+            same, self.kept = closure is self.kept, closure
+            return same, closure.mark, closure.__name__, closure()
+
+    def closure():
+        return phase()
+
+    closure.mark = 3
+    optimizer = Keeps([torch.nn.Parameter(torch.ones(1))], {})
+    assert optimizer.step(closure) == (False, 3, "closure", "other")
+    assert optimizer.step(closure) == (True, 3, "closure", "other")
+    assert optimizer.kept() == "other"
+    torch.nn.Linear(2, 1)(torch.ones(1, 2))
+    assert optimizer.kept() == phase() == "forward"  # no step runs
+
+
+def test_L12_a_model_that_a_step_takes_stays_a_model(tracked):
+    class Mine(torch.optim.Optimizer):
+        def step(self, model):
+            return type(model), phase()
+
+    net = torch.nn.Linear(2, 1)
+    assert Mine(net.parameters(), {}).step(net) == (torch.nn.Linear, "optimizer")
+
+
 def test_L12_a_step_that_raises_has_ended(tracked):
     net = torch.nn.Linear(2, 1)
 
@@ -98,7 +193,7 @@ def test_L12_a_step_that_raises_has_ended(tracked):
     for kind in torch.optim.SGD, torch.optim.LBFGS, Mine:
         optimizer = kind(net.parameters(), lr=0.1)
         schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)  # wraps the optimizer's step again
-        with pytest.raises(ZeroDivisionError, match="optimizer"):
+        with pytest.raises(ZeroDivisionError, match="other"):
             optimizer.step(fails)
         assert phase() == "other" and schedule
         net(torch.ones(1, 2))
@@ -111,7 +206,7 @@ def test_L12_a_step_that_raises_has_ended(tracked):
                 optimizer.step(fails)
             return phase()
 
-        assert other.step(within) == "optimizer" and phase() == "other"
+        assert other.step(within) == "other" and phase() == "other"
 
 
 def test_L12_steps_that_raise_end_in_optimizers_from_before_and_torch_gets_its_own_back(after_torch):

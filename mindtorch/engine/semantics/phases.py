@@ -3,8 +3,8 @@
 - forward: inside an outermost module call; also, in grad mode, after such a call until the next backward or optimizer
   step, because that is where the loss is computed (a profile leaves out stretches of milliseconds without an op).
 - backward: while autograd's engine runs, whatever it calls (hooks, and forward code run again by checkpointing).
-- optimizer: inside ``Optimizer.step`` of any optimizer, the user's own included. A closure's forward and backward
-  count as such.
+- optimizer: inside ``Optimizer.step`` of any optimizer, the user's own included; but not inside the closure that it
+  calls, where phases are as outside of a step.
 - data: while a DataLoader makes the next batch in this process, or waits for it; modules called there (a dataset's
   transforms) are no calls of a model.
 - other: the rest (sampling, ``zero_grad``).
@@ -16,9 +16,10 @@ A step that raises has ended, too: torch calls no hook then, so its function for
 
 import contextlib
 import functools
+import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -29,19 +30,24 @@ from mindtorch.engine.record import handlers
 
 _original: Callable[..., Any] | None = None
 _torch_next: Callable[..., Any] | None = None
+_torch_made: Callable[..., Any] | None = None
 _held = Patches(yields=True)
 _optimizers: dict[int, "weakref.ref[torch.optim.Optimizer]"] = {}  # by address
+_twice = 0  # backward passes so far that kept a graph of their own
 _listeners: list[Callable[[torch.optim.Optimizer], None]] = []
 _before: list[Callable[[], None]] = []
 _after: list[Callable[[], None]] = []
 _steps: "weakref.WeakKeyDictionary[type, Any]" = weakref.WeakKeyDictionary()  # torch's function for steps, by class
+#: What steps are handed in place of closures, by address of the closure: it holds that, and is the same one as long as
+#: an optimizer keeps it.
+_closures: "weakref.WeakValueDictionary[int, Callable[..., Any]]" = weakref.WeakValueDictionary()
 _DATA = context.PHASES.index("data")
 # torch.autograd imported the function by name, so it has a copy of its own.
 _places = (torch.autograd.graph, torch.autograd)
 
 
 def patch() -> None:
-    global _original, _torch_next
+    global _original, _torch_next, _torch_made
     _original = torch.autograd.graph._engine_run_backward
     context.set_run_backward(_run_backward)
     _held.put(
@@ -58,7 +64,13 @@ def patch() -> None:
         _wrap_step(kind)
     _torch_next = getattr(_LOADERS, "__next__", None)
     if _torch_next is not None:
-        _held.put([(_LOADERS, "__next__", functools.wraps(_torch_next)(_next))])
+        _torch_made = _LOADERS.__init__
+        _held.put(
+            [
+                (_LOADERS, "__next__", functools.wraps(_torch_next)(_next)),
+                (_LOADERS, "__init__", functools.wraps(_LOADERS.__init__)(_made)),
+            ]
+        )
     _held.after(register_optimizer_step_pre_hook(_begin).remove)
     _held.after(register_optimizer_step_post_hook(_end).remove)
 
@@ -69,8 +81,10 @@ def _run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
     Hooks and what checkpoints compute again see tensors of ours as they do torch's: on the way here, `backward` has
     switched off what classes say of calls.
     """
+    global _twice
     for call in _before:
         call()
+    _twice += bool(args[2] if len(args) > 2 else kwargs.get("create_graph", False))
     if torch._C._is_torch_function_enabled() or torch._C._is_torch_function_all_disabled():
         found = _original(outputs, *args, **kwargs)  # type: ignore[misc]
     else:
@@ -90,18 +104,53 @@ def _run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
 _LOADERS: Any = getattr(torch.utils.data.dataloader, "_BaseDataLoaderIter", None)
 
 
+class _WatchesLoaders(Protocol):
+    """Told that a loader's iterator was made, and that one was asked for a batch, or for the end."""
+
+    def made(self, iterator: Any, loader: Any) -> None: ...
+
+    def asked(self, iterator: Any, began: int, is_last: bool) -> None: ...
+
+
+_watchers: list[_WatchesLoaders] = []
+
+
+def watch_loaders(watcher: _WatchesLoaders) -> None:
+    _watchers.append(watcher)
+
+
+def unwatch_loaders(watcher: _WatchesLoaders) -> None:
+    _watchers.remove(watcher)
+
+
+def _made(self: Any, loader: Any) -> None:
+    _torch_made(self, loader)  # type: ignore[misc]
+    for watcher in _watchers:
+        watcher.made(self, loader)
+
+
 def _next(self: Any) -> Any:
     """torch's own, in phase "data"."""
-    previous = context.enter_stage(_DATA)
+    previous, began, is_last = context.enter_stage(_DATA), time.perf_counter_ns(), False
     try:
         return _torch_next(self)  # type: ignore[misc]
+    except StopIteration:
+        is_last = True
+        raise
     finally:
         context.enter_stage(previous)
+        for watcher in _watchers:
+            watcher.asked(self, began, is_last)
 
 
 def before_backward(call: Callable[[], None]) -> None:
     """Call this before autograd's engine runs."""
     _before.append(call)
+
+
+def twice() -> int:
+    """How many backward passes began until now that are to be differentiated themselves (``create_graph``)."""
+    return _twice
 
 
 def after_step(call: Callable[[], None]) -> None:
@@ -207,13 +256,35 @@ def stage(name: str) -> Iterator[None]:
         context.enter_stage(previous)
 
 
-def _begin(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+def _begin(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
     context.optimizer_begin(optimizer)
     key = id(optimizer)
     if key not in _optimizers:
         _optimizers[key] = weakref.ref(optimizer, lambda _: _optimizers.pop(key, None))
         for listener in list(_listeners):
             listener(optimizer)
+    if len(args) > 1 and _is_closure(args[1]):
+        return (args[0], _in_phases(args[1]), *args[2:]), kwargs
+    if _is_closure(kwargs.get("closure")):
+        return args, {**kwargs, "closure": _in_phases(kwargs["closure"])}
+    return None
+
+
+def _is_closure(given: Any) -> bool:
+    """And neither a class nor a model, which a user's optimizer may take."""
+    return callable(given) and not isinstance(given, (type, torch.nn.Module))
+
+
+def _in_phases(closure: Callable[..., Any]) -> Callable[..., Any]:
+    if (known := _closures.get(id(closure))) is not None:
+        return known
+
+    @functools.wraps(closure)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return context.call_closure(closure, args, kwargs)
+
+    _closures[id(closure)] = called
+    return called
 
 
 def _end(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

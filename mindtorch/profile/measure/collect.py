@@ -50,6 +50,7 @@ from mindtorch.profile.measure.imports import ImportWatch
 from mindtorch.profile.measure.npu_ops import NpuOps
 from mindtorch.profile.measure.run import Run
 from mindtorch.profile.measure.sampling import SamplingProfile
+from mindtorch.profile.measure.started_workers import Loading
 from mindtorch.profile.measure.watches import CompileWatch, ProfilerWatch, compiled_frames
 from mindtorch.profile.report import times
 from mindtorch.profile.report.recording import STAGES, Label, Places, Recording, Stage, ThreadWork, furthest
@@ -117,6 +118,7 @@ class Profiler(Run):
         look.collector = self.collector
         self.cuda = CudaOps(self.collector)
         self.sampling, self.kept = SamplingProfile(self.collector), peak.Kept(self.collector.balance)
+        self.loading = Loading()
         self._shapes = shapes
         if shapes:
             self.collector.weigh = self._look_at
@@ -172,6 +174,7 @@ class Profiler(Run):
         self._watch.found["torch"] = collector.imported
         collector.__enter__()
         self._child_watch = ChildWatch().__enter__()
+        self.loading.__enter__()
         self._thread_watch = ThreadWatch(collector, self._thread_begins, self._thread_ends).__enter__()
         collector.sampler.start()
         self.lines.__enter__()
@@ -184,6 +187,7 @@ class Profiler(Run):
         self.sampling.close()
         self.collector.sampler.stop()
         self._thread_watch.__exit__()
+        self.loading.__exit__()
         self._child_watch.__exit__()
         self.children = dict(self._child_watch.found)
         self.cuda.stop()
@@ -262,6 +266,7 @@ class Profiler(Run):
             threads=self._thread_work(),
             unseen_threads=collector.other_thread,
             children=self.children,
+            loaded=self.loading.facts(),
             compiled=self.compiled,
             torch_profiles=self.torch_profiles,
             mark_error=collector.mark_error,

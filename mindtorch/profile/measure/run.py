@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,8 @@ class Run:
         self.generated = generation.Generated()
         self.sampling = Sampling()
         self.optimizers: set[type] = set()  # their classes
+        self._twice = phases.twice()
+        self.stepped: Counter[str] = Counter()  # by stage, how many steps of optimizers began
         self.interrupted = False
         self.exit_code = 0
         self.book = ModelBook()
@@ -110,7 +113,8 @@ class Run:
     def _noted(self) -> dict[str, Any]:
         """Of the recording."""
         return {"chains": self.lines.chains, "hits": self.lines.hits(), "generated": self.generated.facts,
-                "samples": self.sampling.samples, "optimizers": tuple(self.optimizers)}  # fmt: skip
+                "samples": self.sampling.samples, "optimizers": tuple(self.optimizers),
+                "stepped": self.stepped, "differentiates_twice": phases.twice() > self._twice}  # fmt: skip
 
     def _take(self, roles: list[peak.Role]) -> None:
         for held, what in roles:
@@ -166,6 +170,7 @@ class Run:
                 self._freeze()
             elif said == "withdrawn" and self._before:
                 self._stage, self._before = self._before, ""  # nothing of the other one was taken yet
+            self.stepped[self._stage] += 1
         elif kind == "step" and loop.step_ends(which, at):
             self._iteration_ended(at)
 

@@ -141,6 +141,17 @@ class Log(Protocol):
         """`.names`: the labels' names."""
 
 
+class Loaded(NamedTuple):
+    """What DataLoaders did: iterators made of them, and those with workers; whether one of them started workers again,
+    whether another one did for the same dataset; the part of waiting for workers that they took to start and to end."""
+
+    iterators: int
+    started: int
+    again: bool
+    anew: bool
+    starting: float
+
+
 @dataclass
 class Recording:
     """Everything by stage, by signature (a distinct call: its number is a row's first column), by path id of a module.
@@ -177,6 +188,9 @@ class Recording:
     chains: bool = False  # locations of rows know the lines that led there
     samples: Sequence[Sample] = ()  # graphs of some calls of the models
     optimizers: Sequence[type] = ()  # classes of those that stepped, or are there
+    stepped: Mapping[str, int] = field(default_factory=dict)  # by stage, steps of optimizers
+    differentiates_twice: bool = False  # some backward pass had a graph of its own
+    loaded: Loaded | None = None  # of a measured run
     generated: Callable[[str], dict[str, Any] | None] = lambda stage: None  # of a stage: see `generation.Generated`
     # By stage, how often each line (file, number, function) was reached; 0: it ran already when the stage began. Empty:
     # another trace function was in the way.

@@ -6,16 +6,20 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 
 from mindtorch._ext import context
+from mindtorch._ext.timeline import OP
 from mindtorch.base.words import counted
 from mindtorch.profile.cost import about
 from mindtorch.profile.cost.about import Precision
 from mindtorch.profile.cost.families import BACKWARD as MORE_BACKWARD
 from mindtorch.profile.cost.families import itemsize
 from mindtorch.profile.cost.work import Work
+from mindtorch.profile.report import times
 from mindtorch.profile.report.looked import BACKWARD, DATA, OPTIMIZER, Looked, Said, percent
+from mindtorch.profile.report.recording import Loaded
 from mindtorch.profile.report.rows import Row
 
 __all__ = ["attention", "data", "first", "float32", "host", "optimizer", "python", "reads"]
@@ -30,6 +34,8 @@ _ON_SCORES = frozenset(f"aten::{name}" for name in (
 ))  # fmt: skip
 _FUSABLE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 _CALLING = 50_000  # ns of Python for one operation, modules and their hooks included, at most
+_NORMS = frozenset({"aten::_foreach_norm", "aten::linalg_vector_norm"})  # of gradients that are clipped
+_STARTS = 100_000_000  # ns that workers of a DataLoader take to start and to end, about
 _FEW = 4  # calls of an optimizer's step: so few are no loop over parameters
 
 
@@ -43,10 +49,23 @@ def data(of: Looked) -> Said | None:
     if starting:
         part = of.part(sum(row.ns for row in starting) / 1e9)
         text += f", or for the DataLoader's workers to start and end ({percent(part)})"
-    to_try = "num_workers of the DataLoader: batches are made while the model computes; or cheaper transforms"
-    if any("DataLoader" in kind for kind in of.seen.children):
-        to_try = "more num_workers of the DataLoader, persistent_workers=True for several epochs; or cheaper transforms"
-    return Said(text, share, of.heaviest(mine), to_try)
+    return Said(text, share, of.heaviest(mine), _load_faster(of.seen.loaded, sum(row.ns for row in mine)))
+
+
+def _load_faster(loaded: Loaded | None, ns: int) -> str:
+    """ns: what waiting for batches took in all."""
+    cheaper = "cheaper transforms"
+    if loaded is None or not loaded.started:
+        if loaded is not None and loaded.iterators and ns / loaded.iterators < _STARTS:
+            return f"{cheaper}, or batches that are indices into whole tensors; to start workers would take longer"
+        return f"num_workers of the DataLoader: batches are made while the model computes; or {cheaper}"
+    kept = "persistent_workers=True" if loaded.again else ""
+    if loaded.anew:
+        kept = "one DataLoader for all epochs, with persistent_workers=True"
+    if loaded.starting > 0.5:
+        none = "num_workers=0 where items are cheap to make: to start and end workers takes most of that time"
+        return f"{kept}, or {none}" if kept else none
+    return f"more num_workers of the DataLoader{kept and ', '}{kept}; or {cheaper}"
 
 
 def _starting(of: Looked) -> list[Row]:
@@ -90,8 +109,23 @@ def python(of: Looked) -> Said | None:
     if where is None or share < _IDLE or where not in rows:
         return None
     text = f"{percent(share)} of the time is Python at one line, between operations"
-    to_try = "the same on whole tensors, or once before the loop; genie profile --hits says how often the line runs"
+    often = "genie profile --hits says how often the line runs"
+    to_try = f"the same on whole tensors, or once before the loop; {often}"
+    if _outside_iterations(of, where):
+        to_try = f"less of what the line calls: it is in no iteration; {often}"
     return Said(text, share, of.heaviest(rows[where]), to_try)
+
+
+def _outside_iterations(of: Looked, where: Any) -> bool:
+    """The line ran operations, as far as single ones are known, and all of them before or after the iterations."""
+    log, spans = of.seen.log, of.seen.spans
+    if log is None or log.dropped_events or not spans:
+        return False
+    events = np.frombuffer(log.events(), times.EVENT)
+    ran = {row.location: context.location(row.location) for row in of.rows if row.sig}
+    here = [number for number, place in ran.items() if place and place[:2] == where[:2]]  # in whichever function
+    starts = events["start"][(events["kind"] == OP) & np.isin(events["location"], here)]
+    return bool(len(starts)) and not any(((starts >= begin) & (starts < end)).any() for begin, end in spans)
 
 
 def first(of: Looked) -> Said | None:
@@ -117,9 +151,22 @@ def host(of: Looked) -> Said | None:
         return None
     calls = sum(row.calls for row in of.rows if row.sig and of.forecast.cost(row.sig).family)
     text = f"about {percent(share)} of the time the device waits for Python to launch {counted(calls, 'kernel')}"
-    what = "model" if of.report["models"] else "step"  # a function of the program's
-    to_try = f"torch.compile({what}, mode='reduce-overhead'), larger batches, or fewer small operations"
-    return Said(text, share, of.heaviest(of.forward(mine)), to_try)
+    return Said(text, share, of.heaviest(of.forward(mine)), _launch_less(of, mine))
+
+
+def _launch_less(of: Looked, waiting: Iterable[Row]) -> str:
+    """torch.compile, too, where it takes the model, and most of what waits is in calls of it: its forward pass is what
+    is compiled, and not what else its class does, or the program around it."""
+    fewer = "larger batches, or fewer small operations"
+    if of.seen.differentiates_twice:  # AOTAutograd refuses that
+        return fewer
+    if not of.report["models"]:
+        return f"torch.compile(step, mode='reduce-overhead'), {fewer}"  # a function of the program's
+    called = of.seen.stages[of.seen.reached].entries
+    by_model: Counter[bool] = Counter()
+    for row in waiting:
+        by_model[bool(row.module and called.get(context.path_root(row.module)))] += row.ns
+    return f"torch.compile(model, mode='reduce-overhead'), {fewer}" if by_model[True] > by_model[False] else fewer
 
 
 def idle(of: Looked) -> Said | None:
@@ -133,8 +180,8 @@ def idle(of: Looked) -> Said | None:
     kernels = sum(use.kernels for use in work.uses.values())
     nothing = f"the GPU has nothing to do for {percent(share)} of the time"
     text = f"{nothing}: the host is late with its {counted(kernels, 'kernel')}"
-    to_try = "torch.compile(mode='reduce-overhead'), larger batches, or fewer small operations"
-    return Said(text, share, of.heaviest(of.forward(row for row in of.rows if not row.sig)), to_try)
+    waiting = [row for row in of.rows if not row.sig]
+    return Said(text, share, of.heaviest(of.forward(waiting)), _launch_less(of, waiting))
 
 
 def reads(of: Looked) -> Said | None:
@@ -257,35 +304,52 @@ def float32(of: Looked) -> Said | None:
 
 
 def optimizer(of: Looked) -> Said | None:
-    mine = [row for row in of.rows if row.phase == OPTIMIZER and not _makes(of, row)]
+    mine = _of_optimizer(of)
     ran = [row for row in mine if row.sig and not of.seen.ops[row.sig].is_free]  # type: ignore[union-attr]
     names = {of.op(row) for row in ran}
     calls = sum(row.calls for row in ran) / of.steps()
     if of.forecast is not None and of.forecast.target.model is None and of.memory.get("device") == "cpu":
         return None  # of tensors that are on the CPU: there torch takes one by one what it takes together on a GPU
     fusable = set(of.seen.optimizers) and set(of.seen.optimizers) <= set(_FUSABLE)
-    if not fusable or any("_fused_" in name for name in names) or calls <= _FEW:
+    stepped = max(of.seen.stepped.get(of.seen.reached, 0), of.steps())
+    a_step = stepped / of.steps()
+    if not fusable or any("_fused_" in name for name in names) or calls <= _FEW * a_step:
         return None
     named = ", ".join(sorted(kind.__name__ for kind in of.seen.optimizers))
     to_try = f"fused=True for {named}"
     whole = sum(row.ns for row in mine) / 1e9
     if of.forecast is None:
-        if any("_foreach_" in name for name in names):
+        # Each optimizer that takes parameters together does more so than clipping does.
+        if any("_foreach_" in name for name in names - {"aten::_foreach_mul_"}):
             return None
         text = f"{percent(of.part(whole))} of the time is {named}: {calls:,.0f} operations an iteration, one by one"
         return Said(text, of.part(whole), of.heaviest(mine), to_try)
     parameters, state = _trained_bytes(of), of.kinds.get("optimizer state", 0)  # gradients are as large as parameters
-    work = Work(None, 0, 2 * parameters + state, parameters + state, "float32", "optimizer", "aten::_fused_adamw_")
-    device = of.steps() * of.forecast.of(work).seconds
-    host = of.steps() * about.host_seconds(work, of.forecast.target, False)
+    read, written = int((2 * parameters + state) / a_step), int((parameters + state) / a_step)
+    works = [Work(None, 0, read, written, "float32", "optimizer", "aten::_fused_adamw_")]
+    if set(of.seen.optimizers) != {torch.optim.SGD}:  # the others count their steps, fused or not
+        works.append(Work(None, 0, 4, 4, "float32", "optimizer", "aten::_foreach_add_"))
+    device = stepped * sum(of.forecast.of(work).seconds for work in works)
+    host = stepped * sum(about.host_seconds(work, of.forecast.target, False) for work in works)
     busy = sum(row.ns for row in mine if row.sig) / 1e9
     launched = sum(row.calls * of.forecast.host(row.sig, OPTIMIZER) for row in mine if row.sig)
     share = of.part(of.saved({OPTIMIZER: busy - device}, {OPTIMIZER: min(launched, whole) - host}))
+    kernels = "one fused kernel" if round(a_step) == 1 else f"{a_step:,.0f} fused kernels, one for each step(),"
     text = (
-        f"{named} takes {percent(of.part(whole))} of the time in {calls:,.0f} operations an iteration; one fused "
-        f"kernel would save about {percent(share)}, by the bytes that it moves"
+        f"{named} takes {percent(of.part(whole))} of the time in {calls:,.0f} operations an iteration; {kernels} would "
+        f"save about {percent(share)}, by the bytes moved"
     )
     return Said(text, share, of.heaviest(mine), to_try)
+
+
+def _of_optimizer(of: Looked) -> list[Row]:
+    """The rows of optimizers' steps, without those of a hook that clips gradients, and of what makes the state."""
+    mine = [row for row in of.rows if row.phase == OPTIMIZER and not _makes(of, row)]
+    norms = {row.location for row in mine if of.op(row) in _NORMS}
+    others = [row for row in mine if row.location not in norms]
+    if any(row.sig for row in others):
+        return others
+    return [row for row in mine if of.op(row) not in _NORMS]  # the hook is torch's own function
 
 
 def _makes(of: Looked, row: Row) -> bool:

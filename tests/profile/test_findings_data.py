@@ -1,0 +1,92 @@
+"""C2: what to try where a model waits for data, and where a line is in no iteration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from mindtorch.profile import Profiler
+from mindtorch.profile.report import time_findings
+from tests.profile.test_findings import Slow, the
+
+STARTING = "num_workers=0 where items are cheap to make: to start and end workers takes most of that time"
+
+
+class Cheap(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones(2)
+
+
+def epochs(dataset: Dataset[Any], count: int, anew: bool, workers: int, kept: bool = False) -> str:
+    """What to try, of so many epochs."""
+    with Profiler(whole=True) as seen:
+        loader = None
+        for _ in range(count):
+            if anew or loader is None:
+                loader = DataLoader(dataset, batch_size=1, num_workers=workers, persistent_workers=kept)
+            for _ in loader:
+                nn.Identity()(torch.ones(1))
+    advice: str = the(seen.report(), "data-wait")["try"]
+    return advice
+
+
+@pytest.mark.parametrize(("count", "anew", "kept"), [
+    (1, False, ""), (3, False, "persistent_workers=True"),
+    (3, True, "one DataLoader for all epochs, with persistent_workers=True"),
+])  # fmt: skip
+def test_C2_finding_data_wait_of_workers_that_start_again_and_again(count: int, anew: bool, kept: str) -> None:
+    """It said "persistent_workers=True" of a loader that each epoch made anew, and "more num_workers" of no work."""
+    assert epochs(Cheap(), count, anew, 2) == (f"{kept}, or {STARTING}" if kept else STARTING)
+    if count > 1:
+        slow = epochs(Slow(0.1), count, anew, 1)
+        assert slow == f"more num_workers of the DataLoader, {kept}; or cheaper transforms"
+
+
+def test_C2_finding_data_wait_of_workers_that_stay() -> None:
+    assert epochs(Slow(0.1), 2, False, 1, kept=True) == "more num_workers of the DataLoader; or cheaper transforms"
+
+
+@pytest.mark.parametrize(("starts", "wanted"), [
+    (10**10, "cheaper transforms, or batches that are indices into whole tensors; to start workers would take longer"),
+    (0, "num_workers of the DataLoader: batches are made while the model computes; or cheaper transforms"),
+])  # fmt: skip
+def test_C2_finding_data_wait_of_batches_that_are_there_sooner_than_workers(
+    starts: int, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time_findings, "_STARTS", starts)  # what workers take to start: machines vary
+    assert epochs(TensorDataset(torch.ones(1000, 2)), 4, True, 0) == wanted
+
+
+def train(where: str) -> None:
+    net = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def long() -> None:
+        torch.ones(2), sum(i for i in range(4_000_000)), torch.ones(2)
+
+    for _ in range(4):
+        net(torch.ones(1, 2)).sum().backward()
+        if where == "in":
+            long()
+        optimizer.step()
+    if where == "after":
+        long()
+
+
+@pytest.mark.parametrize(("where", "wanted"), [
+    ("in", "the same on whole tensors, or once before the loop; "),
+    ("after", "less of what the line calls: it is in no iteration; "),
+])  # fmt: skip
+def test_C2_finding_python_line_in_no_iteration(where: str, wanted: str) -> None:
+    """A line that ran once, after the loop, was to run once before the loop."""
+    with Profiler() as seen:
+        train(where)
+    row = the(seen.report(), "python-line")
+    assert row["try"] == f"{wanted}genie profile --hits says how often the line runs"

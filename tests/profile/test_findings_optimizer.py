@@ -1,0 +1,98 @@
+"""C2: what an optimizer's fused kernels would save."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.profile.test_findings import estimated, ids, measured, precision, rows_of, the
+
+__all__ = ["precision"]  # a fixture of all tests here
+
+_HERE = Path(__file__)
+
+
+def learn(device: str, kind: type[torch.optim.Optimizer], size: int, **options: Any) -> None:
+    model = nn.Sequential(*(nn.Linear(size, size, device=device) for _ in range(12)))
+    optimizer = kind(model.parameters(), lr=0.01, **options)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.ones(64, size, device=device)).sum().backward()
+        optimizer.step()  # learns
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+def test_C2_finding_optimizer_unfused_says_what_a_fused_one_saves(kind: type[torch.optim.Optimizer]) -> None:
+    torch.set_float32_matmul_precision("high")
+    report, other = (estimated(learn, kind, 2048, warmup=1),
+                     estimated(lambda *args: learn(*args, fused=True), kind, 2048, warmup=1))  # fmt: skip
+    row = the(report, "optimizer-unfused", "learns", file=_HERE)
+    assert row["seconds"] == pytest.approx(report["totals"]["time_s"] - other["totals"]["time_s"], rel=0.15)
+    assert row["try"] == f"fused=True for {kind.__name__}"
+    assert "optimizer-unfused" not in ids(other)
+    assert "optimizer-unfused" not in ids(estimated(learn, torch.optim.Rprop, 2048)), "torch has no fused one"
+
+
+def test_C2_no_finding_optimizer_unfused_where_the_estimated_program_stays_on_the_cpu() -> None:
+    report = estimated(lambda _: learn("cpu", torch.optim.Adam, 256))
+    assert "optimizer-unfused" not in ids(report), "on the GPU, torch takes the parameters together"
+
+
+def test_C2_finding_optimizer_unfused_where_it_was_measured() -> None:
+    report = measured(learn, "cpu", torch.optim.Adam, 1024, warmup=1)
+    row = the(report, "optimizer-unfused", "learns", file=_HERE)
+    spent = rows_of(report, phase=lambda phase: phase == "optimizer")
+    assert row["seconds"] == pytest.approx(spent, rel=0.01)
+    fused = measured(lambda: learn("cpu", torch.optim.Adam, 1024, fused=True), warmup=1)
+    assert "optimizer-unfused" not in ids(fused)
+
+
+def each_alone(device: str, fused: bool | None) -> None:
+    """As Pyro steps: with an optimizer for each parameter."""
+    model = nn.Sequential(*(nn.Linear(1024, 1024, device=device) for _ in range(6)))
+    optimizers = [torch.optim.Adam([parameter], fused=fused) for parameter in model.parameters()]
+    for _ in range(4):
+        model(torch.ones(64, 1024, device=device)).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()  # one
+            optimizer.zero_grad()
+
+
+def test_C2_finding_optimizer_unfused_counts_a_fused_kernel_for_each_step() -> None:
+    """It said what one kernel for all parameters saves, though ten optimizers step in an iteration."""
+    torch.set_float32_matmul_precision("high")
+    report, other = (estimated(each_alone, fused, warmup=1) for fused in (None, True))
+    row = the(report, "optimizer-unfused", "one", file=_HERE)
+    assert row["seconds"] == pytest.approx(report["totals"]["time_s"] - other["totals"]["time_s"], rel=0.15)
+    assert "; 12 fused kernels, one for each step(), would save" in row["text"]
+    assert "optimizer-unfused" not in ids(other)
+
+
+def clips(device: str, foreach: bool, hook: bool, adams: bool | None = None) -> None:
+    model = nn.Sequential(*(nn.Linear(512, 512, device=device) for _ in range(24)))
+    parameters = list(model.parameters())
+    optimizer = torch.optim.Adam(parameters, foreach=adams)
+
+    def clip(*_: Any) -> None:
+        nn.utils.clip_grad_norm_(parameters, 1.0, foreach=foreach)
+
+    if hook:
+        optimizer.register_step_pre_hook(clip)
+    for _ in range(4):
+        model.zero_grad()
+        model(torch.ones(64, 512, device=device)).sum().backward()
+        optimizer.step()  # steps
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_C2_finding_optimizer_unfused_leaves_out_what_clips_gradients(foreach: bool) -> None:
+    found = [the(measured(clips, "cpu", foreach, hook, warmup=1), "optimizer-unfused", "steps", file=_HERE)["text"]
+             for hook in (False, True)]  # fmt: skip
+    alone, clipped = (re.findall(r"Adam: ([\d,]+) operations", text) for text in found)
+    assert alone == clipped and len(alone) == 1
+    assert "optimizer-unfused" not in ids(measured(clips, "cpu", foreach, True, True, warmup=1))
