@@ -39,6 +39,7 @@ from mindtorch.profile.estimate import (
     communication,
     compiling,
     data_loading,
+    draws,
     exchanged,
     known,
     nccl_memory,
@@ -119,6 +120,7 @@ class Estimator(Run):
         self._how: Any = None  # of each entry of the log: see `compiling.flags`, `data_loading.flags`
         self._beside: Counter[int] = Counter()  # calls in workers of DataLoaders, of the stage reported, by number
         self._whole = False  # gradients that the program has sparse
+        self._differ = False  # random integers from those of a run
         self._on_host = OnHost()
         self._host_time = HostTime()
         self._timed: list[communication.Timed] = []  # collectives of the stage that is reported
@@ -166,7 +168,7 @@ class Estimator(Run):
         generation.over()
         self.registered.look()
         peak.say_roles(self.registered)
-        self._assumed = known.assumed()
+        self._assumed, self._differ = known.assumed(), draws.differ()
         self._left_alone = private_files.left_alone()
         self._compiled = compiling.number()
         self._whole, self._precision = sparse_tensors.counted_whole(), about.precision()
@@ -422,6 +424,11 @@ class Estimator(Run):
                 f"torch.compile ({counted(self._compiled, 'call')}): FLOPs, bytes and memory are counted op by op, "
                 "though compiled code moves fewer bytes and holds less (flex_attention: no scores)"
                 + ("; the times of compiled code are those of fused kernels" if self._fused else "")
+            )
+        if self._differ:
+            found.append(
+                "the program drew more random numbers from a generator of the CPU than an estimate draws: integers "
+                "drawn afterwards are not those of a run"
             )
         if calls := self._calls_on_host():
             found.append(

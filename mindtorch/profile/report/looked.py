@@ -55,7 +55,7 @@ class Looked:
         return nbytes / self.held if self.held else 0.0
 
     def for_kernels(self) -> list[Row]:
-        """Of an estimate: the rows of what the device waits, as far as that is for its kernels, not for ops on the CPU."""
+        """Of an estimate: the rows of what the device waits, as far as that is for its kernels, not ops on the CPU."""
         assert self.forecast is not None
         all_: dict[tuple[int, ...], float] = defaultdict(float)  # seconds of the host, by place
         here: dict[tuple[int, ...], float] = defaultdict(float)  # those of ops on the CPU
