@@ -16,6 +16,7 @@ class HeldStorage:
     def __call__(self, reference: Any) -> None: ...
 
 def no_parts(tensor: Any) -> tuple[()]: ...
+
 @final
 class Balance:
     peak: int
