@@ -149,7 +149,7 @@ cdef class Balance:
         return nbytes
 
     cdef int64_t hold_parts(self, tensor, const Maker *maker, Timeline here) except -1:
-        """A sparse tensor's memory is that of its indices and values; of opaque and uninitialized ones it is not known."""
+        """A sparse tensor's memory is that of its indices and values; that of opaque ones is not known."""
         cdef int64_t nbytes = 0
         for part in self.parts_of(tensor):
             nbytes += self.hold(part, maker, here)

@@ -131,7 +131,8 @@ cdef class Collector:
 
     def keep_apart(self, function_modes, functions_seen, no_functions, below_autograd, fake, symbolic, parts):
         """What torch says of function modes (number, whether on, a context without), of an op (was it dispatched?), of
-        compilers' tensors (their class, whether there are sizes among them that are not chosen yet), of what sparse tensors are made of."""
+        compilers' tensors (their class, whether there are sizes among them that are not chosen yet), of sparse
+        tensors (the dense ones that they are made of)."""
         self.function_modes, self.functions_seen, self.no_functions = function_modes, functions_seen, no_functions
         self.below_autograd, self.fake, self.symbolic = below_autograd, fake, symbolic
         self.balance.parts_of = parts
@@ -709,12 +710,15 @@ cdef class Collector:
         return op.costs[flops]
 
     cdef uint64_t written(self, out, const Maker *maker, Timeline here) except? 0:
+        cdef uint64_t nbytes = 0
         if not PyObject_TypeCheck(out, self.tensor_type):
             return 0
         if out.layout is self.balance.strided:
             return out.nbytes
         self.balance.track(out, maker, here)   # a sparse tensor may have other indices and values now
-        return sum([part.nbytes for part in self.balance.parts_of(out)])
+        for part in self.balance.parts_of(out):
+            nbytes += part.nbytes
+        return nbytes
 
     # ------------------------------------------------------------ events
 
