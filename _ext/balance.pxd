@@ -31,11 +31,13 @@ cdef class Balance:
     cdef bint incomplete                       # there was no memory for one of those
     cdef bint closed
     cdef Maker at                              # what made the peak
-    cdef object tensor_class, storage_class    # torch's own
+    cdef object tensor_class, storage_class, strided       # torch's own
+    cdef public object parts_of                # the dense tensors that a sparse one is made of
     cdef PyTypeObject *tensor_type             # borrowed from tensor_class
 
     cdef uint64_t track(self, out, const Maker *maker, Timeline here) except? 0
     cdef int64_t hold(self, tensor, const Maker *maker, Timeline here) except -1
+    cdef int64_t hold_parts(self, tensor, const Maker *maker, Timeline here) except -1
     cdef void rise(self, const Maker *maker) noexcept
     cdef void in_phase(self, uint32_t phase) noexcept      # a phase that allocates nothing still holds what is there
     cdef void settle(self, uint32_t phase) noexcept

@@ -1,3 +1,4 @@
+from collections.abc import Callable, Iterable
 from typing import Any, final
 
 from typing_extensions import Self
@@ -14,11 +15,14 @@ class HeldStorage:
     found: bool
     def __call__(self, reference: Any) -> None: ...
 
+def no_parts(tensor: Any) -> tuple[()]: ...
+
 @final
 class Balance:
     peak: int
     births: int
     born_by_peak: int
+    parts_of: Callable[[Any], Iterable[Any]]
     def __new__(cls, tensor_type: type) -> Self: ...
     @property
     def device(self) -> str: ...

@@ -61,6 +61,10 @@ cdef class HeldStorage:
                 b.incomplete = True
 
 
+def no_parts(tensor):
+    return ()
+
+
 @cython.final
 cdef class Balance:
     """Not thread-safe beyond the GIL."""
@@ -68,8 +72,9 @@ cdef class Balance:
     def __cinit__(self, tensor_type):
         self.tensor_class = tensor_type
         self.tensor_type = <PyTypeObject *> <void *> tensor_type
-        self.storage_class = type(tensor_type().untyped_storage())
+        self.storage_class, self.strided = type(tensor_type().untyped_storage()), tensor_type().layout
         self.storages, self.departed = {}, []
+        self.parts_of = no_parts
         self.cap = 256
         self.peaks = <uint64_t *> calloc(256, 8)
         if self.peaks == NULL:
@@ -116,7 +121,7 @@ cdef class Balance:
                 return 0
             nbytes = storage.nbytes()
         except (RuntimeError, NotImplementedError, AttributeError, ValueError):
-            return 0                           # sparse, opaque and uninitialized tensors have no storage to ask
+            return self.hold_parts(tensor, maker, here)    # sparse, opaque and uninitialized tensors have no storage
         block = HeldStorage.__new__(HeldStorage)
         block.balance = self
         block.here = here
@@ -141,6 +146,13 @@ cdef class Balance:
             self.live += block.nbytes
         else:
             self.aside += block.nbytes
+        return nbytes
+
+    cdef int64_t hold_parts(self, tensor, const Maker *maker, Timeline here) except -1:
+        """A sparse tensor's memory is that of its indices and values; that of opaque ones is not known."""
+        cdef int64_t nbytes = 0
+        for part in self.parts_of(tensor):
+            nbytes += self.hold(part, maker, here)
         return nbytes
 
     cdef void rise(self, const Maker *maker) noexcept:
@@ -192,6 +204,8 @@ cdef class Balance:
         try:
             storage = self.storage_of(tensor)
         except (RuntimeError, NotImplementedError, AttributeError, ValueError):
+            for part in self.parts_of(tensor):
+                self.mark(part, what)
             return
         reference = self.storages.get(<uintptr_t> <void *> storage)
         if reference is not None and reference.__callback__ is not None:

@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from typing_extensions import Self
@@ -34,6 +34,7 @@ class Collector:
         below_autograd: Callable[[], bool],
         fake: type,
         symbolic: Callable[[Any], bool],
+        parts: Callable[[Any], Iterable[Any]],
     ) -> None: ...
     weigh: Callable[[Any, tuple[Any, ...], dict[str, Any] | None, Any], Any] | None
     noted: Any

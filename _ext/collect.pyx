@@ -129,11 +129,13 @@ cdef class Collector:
         if self.entries == NULL:
             raise MemoryError
 
-    def keep_apart(self, function_modes, functions_seen, no_functions, below_autograd, fake, symbolic):
+    def keep_apart(self, function_modes, functions_seen, no_functions, below_autograd, fake, symbolic, parts):
         """What torch says of function modes (number, whether on, a context without), of an op (was it dispatched?), of
-        compilers' tensors (their class, whether there are sizes among them that are not chosen yet)."""
+        compilers' tensors (their class, whether there are sizes among them that are not chosen yet), of sparse
+        tensors (the dense ones that they are made of)."""
         self.function_modes, self.functions_seen, self.no_functions = function_modes, functions_seen, no_functions
         self.below_autograd, self.fake, self.symbolic = below_autograd, fake, symbolic
+        self.balance.parts_of = parts
 
     def __dealloc__(self):
         free(self.entries)
@@ -530,7 +532,8 @@ cdef class Collector:
                 maker = Maker(sig, module, location, <uint8_t> phase)
                 nbytes = self.balance.track(out, &maker, here)
             elif op.writes:
-                nbytes = self.written(out)
+                maker = Maker(sig, module, location, <uint8_t> phase)
+                nbytes = self.written(out, &maker, here)
             if begun is not None:
                 self.noted.ended(begun, args, kwargs, out)
             self.balance.in_module(module)     # it holds what is there, also where it only makes views
@@ -706,10 +709,16 @@ cdef class Collector:
             op.costs[flops] = self.new_sig(op, flops)
         return op.costs[flops]
 
-    cdef uint64_t written(self, out) except? 0:
-        if PyObject_TypeCheck(out, self.tensor_type):
+    cdef uint64_t written(self, out, const Maker *maker, Timeline here) except? 0:
+        cdef uint64_t nbytes = 0
+        if not PyObject_TypeCheck(out, self.tensor_type):
+            return 0
+        if out.layout is self.balance.strided:
             return out.nbytes
-        return 0
+        self.balance.track(out, maker, here)   # a sparse tensor may have other indices and values now
+        for part in self.balance.parts_of(out):
+            nbytes += part.nbytes
+        return nbytes
 
     # ------------------------------------------------------------ events
 

@@ -21,7 +21,6 @@ from torch.autograd.grad_mode import _force_original_view_tracking
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .._ext import lazy as _core
-from .._ext.guards import NoGrad, Unseen
 from ..devices import mode
 from ..devices.lazy_device import index_of, torch_device
 from ..devices.places import RECORDED, where
@@ -225,7 +224,7 @@ def label(t: Any, index: int, lent: Lent | None = None, given: Mapping[int, Any]
     if kind is not None:
         t.__class__ = kind
         t._index, t._lent = index, Lent() if lent is None else lent
-        for part in _parts(t) if given else ():
+        for part in mixing.parts(t) if given else ():
             if (made_of := (given or {}).get(values.executor().home(part.untyped_storage()))) is not None:
                 t._lent.share(part, index, made_of)
     return t
@@ -235,22 +234,10 @@ def storage_of(t: torch.Tensor) -> int:
     return t.untyped_storage()._cdata
 
 
-def _parts(t: torch.Tensor) -> list[torch.Tensor]:
-    """The dense tensors that a sparse one is made of, of which there are none in others."""
-    with Unseen(), NoGrad(), torch._C.DisableTorchFunctionSubclass():
-        if t.layout is torch.sparse_coo:
-            return [t._indices(), t._values()]
-        if t.layout in (torch.sparse_csr, torch.sparse_bsr):
-            return [t.crow_indices(), t.col_indices(), t.values()]
-        if t.layout in mixing.SPARSE:
-            return [t.ccol_indices(), t.row_indices(), t.values()]
-        return []
-
-
 def _sharing(t: torch.Tensor, sources: list[KeptTensor]) -> Lent | None:
     """What those of ``sources`` lend whose memory a result has, if there is one."""
-    memory = set(map(storage_of, _parts(t)))
-    return next((s._lent for s in sources if not memory.isdisjoint(map(storage_of, _parts(s)))), None)
+    memory = set(map(storage_of, mixing.parts(t)))
+    return next((s._lent for s in sources if not memory.isdisjoint(map(storage_of, mixing.parts(s)))), None)
 
 
 def _on_device(out: Any, sources: list[KeptTensor]) -> Any:

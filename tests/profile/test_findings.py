@@ -258,6 +258,43 @@ def test_C2_reads_before_training_and_after_it_are_not_its_iterations(steps: int
         assert row is None or "the device 2 × an iteration" in row["text"]
 
 
+def test_C2_an_iteration_that_reads_less_than_the_next_one_is_counted_as_it_is() -> None:
+    """LBFGS reads more from its second step on: 64 × an iteration, of 96 reads in two."""
+
+    def program(device: str) -> None:
+        model = nn.Linear(64, 64, device=device)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        x = torch.ones(8, 64, device=device)
+        for reads in (5, 15):
+            loss = model(x).sum()
+            for _ in range(reads):
+                loss.item()
+            loss.backward()
+            optimizer.step()
+
+    row = next(row for row in estimated(program)["findings"] if row["id"] == "device-reads")
+    assert "the device 10 × an iteration" in row["text"]
+    assert row["seconds"] == pytest.approx(20 * about.HOST_KERNEL * targets.find("h100").launch_s)
+
+
+def test_C4_the_device_does_not_wait_for_kernels_where_ops_run_on_the_host() -> None:
+    """The line that made a model with spectral norms, before `.to(device)`, was the one to blame for the waiting."""
+
+    def program(device: str) -> None:
+        model = nn.Linear(64, 64, device=device)
+        x, here = torch.ones(8, 64, device=device), torch.ones(8)
+        for _ in range(3):
+            y = model(x)
+            for _ in range(60):
+                here = here + 1.0  # on the host
+            for _ in range(40):
+                y = y + 1.0  # launches
+
+    row = next(row for row in estimated(program)["findings"] if row["id"] == "host-bound")
+    assert "launches" in row["place"]["source"], row
+    assert "launch 123 kernels" in row["text"] and 0.3 < row["share"] < 0.45, row
+
+
 class Attention(nn.Module):
     def __init__(self, fused: bool | None, size: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
         super().__init__()

@@ -11,6 +11,7 @@ import torch
 from mindtorch.profile import Profiler
 from mindtorch.profile.cost import targets, work
 from mindtorch.profile.cost.about import estimate
+from mindtorch.profile.estimate.estimator import Estimator
 from mindtorch.profile.report.forecast import Forecast
 from mindtorch.profile.report.rows import Row
 
@@ -101,3 +102,67 @@ def test_C4_work_is_asked_for_once_per_signature(monkeypatch):
     assert len(asked) == 7
     works = profiler.collector.sig_works
     assert len(works) == len(profiler.collector.sig_ops) == len(profiler.collector.sig_flops)
+
+
+def _two_models(device: str) -> None:
+    """A model that another makes use of while it is made, and then at each step, at the same line: its first calls are
+    of the loop, as its line is."""
+    steps = [torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)]
+
+    def run(net: torch.nn.Module, at: str) -> None:
+        for _ in range(20):
+            torch.ones(8, device=at).mul(2.0).add_(1.0)
+        net(torch.ones(8, device=at)).sum()
+
+    run(steps[0], "cpu")
+    for net in steps:
+        net.to(device)
+    for _ in range(3):
+        run(steps[1], device)
+
+
+def _normed(device: str) -> None:
+    made = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(64, 64)).to(device)
+    for _ in range(2):
+        made(torch.ones(4, 64, device=device)).sum().backward()
+
+
+def _prepared(device: str) -> None:
+    """The loop's lines launch far more before the first call of a model than in it."""
+    net = torch.nn.Linear(64, 64, device=device)
+
+    def batch(ops: int) -> torch.Tensor:
+        x = torch.ones(4, 64, device=device)
+        for _ in range(ops):
+            x = x + 1
+        return x
+
+    x = batch(300)
+    for _ in range(2):
+        net(x).sum().backward()
+        x = batch(2)
+
+
+def _heavy(device: str) -> None:
+    net = torch.nn.Linear(4096, 4096, device=device)
+    optimizer = torch.optim.Adam(net.parameters())
+    for _ in range(3):
+        net(torch.ones(4096, 4096, device=device)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("program", [_two_models, _normed, _prepared, _heavy])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_C4_about_lies_in_its_interval_in_every_row(program: Any, device: str) -> None:
+    """Of what a loop's lines launched before it, the host's time was in "about" and not in the interval."""
+    with Estimator(target=H100) as estimate:
+        program(device)
+    report = estimate.report()
+    rows = [report["totals"], *report["phases"], *report["ops"], *report["modules"], *report["lines"]]
+    checked = [row for row in rows if "about_s" in row]
+    for row in checked:
+        low, high = row["about_low_s"], row["about_high_s"]
+        assert low <= row["about_s"] * (1 + 1e-6) and row["about_s"] <= high * (1 + 1e-6), row
+        assert row["bound_s"] <= row["about_s"] * (1 + 1e-6)
+    assert len(checked) > len(report["phases"])

@@ -1,8 +1,13 @@
 """C2: peak memory equals what a hand computes."""
 
 import gc
+import itertools
 
+import pytest
 import torch
+
+from mindtorch.engine.record import mixing
+from mindtorch.profile import Profiler
 
 MB = 1 << 20
 
@@ -92,3 +97,63 @@ def test_C2_a_long_loop_stays_flat(record):
     gc.collect()
     assert report["totals"]["peak_bytes"] == 64 and profiler.collector.balance.live_bytes == 0
     assert profiler.collector.event_count() == 1000 and profiler.collector.dropped_events == 19_001
+
+
+def test_C2_gradients_of_sparse_tables_are_in_the_peak(record):
+    """A sparse tensor has no storage of its own: its memory is that of its indices and values."""
+    rows, width = 256, 64
+
+    def program():
+        table = torch.nn.Embedding(4096, width, sparse=True)
+        table(torch.arange(rows)).sum().backward()
+
+    memory = record(program)[0]["memory"]
+    values, ids = rows * width * 4, rows * 8
+    assert memory["categories"]["gradients"] == values + ids  # the gradient, which is given its own memory
+    assert memory["peak_bytes"] == 4096 * width * 4 + values + 2 * ids + 2 * 4  # the table, the ids, the sum, ones
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=kinds, profile_memory=True) as theirs:
+        program()
+    events = [e for e in theirs.profiler.kineto_results.events() if e.name() == "[memory]"]
+    taken = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
+    assert memory["peak_bytes"] == max(itertools.accumulate(taken))
+
+
+def test_C2_sparse_gradients_are_added_up(record):
+    """Added in place, a sparse tensor has other indices and values afterwards; torch has no `nbytes` of it."""
+    rows, width = 256, 64
+    table = torch.nn.Embedding(4096, width, sparse=True)
+
+    def program():
+        for _ in range(3):
+            table(torch.arange(rows)).sum().backward()
+
+    gradients = record(program)[0]["memory"]["categories"]["gradients"]
+    assert gradients == 3 * (rows * width * 4 + rows * 8), gradients
+    table.weight.grad = None
+
+
+@pytest.mark.parametrize("kind", ["coo", "csr", "csc", "bsr", "bsc"])
+def test_C2_sparse_tensors_are_what_their_parts_take(kind):
+    """In all layouts, made and written; what dies is taken off again."""
+    block = ((8, 8),) if kind[0] == "b" else ()
+    dense = torch.eye(512).repeat_interleave(2, 0)
+    held = []
+
+    def program():
+        made = dense.to_sparse() if kind == "coo" else getattr(dense, f"to_sparse_{kind}")(*block)
+        made.mul_(2.0)
+        held.append(made)
+
+    with Profiler() as profiler:
+        program()
+        live = profiler.collector.balance.live_bytes
+        made = held.pop()
+        parts = mixing.parts(made)
+        expected = sum(part.untyped_storage().nbytes() for part in parts)
+        written = sum(part.nbytes for part in parts)
+        del made, parts
+        assert live == expected
+        assert profiler.collector.balance.live_bytes == 0
+    (op,) = (op for op in profiler.report()["ops"] if op["name"] == "aten::mul_")
+    assert op["bytes"] == written

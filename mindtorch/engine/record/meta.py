@@ -12,7 +12,7 @@ import torch
 
 from ..._ext import lazy as _core
 from ..._ext import ledger as _ledger
-from ..._ext.guards import NoGrad
+from ..._ext.guards import NoGrad, Unseen
 from ...base import sourceline
 from ...base.errors import NoDataError
 from ...base.strides import extent
@@ -232,6 +232,27 @@ class MetaTensor(RecordedTensor):
 
     def untyped_storage(self) -> Any:
         return MetaStorage(self)
+
+    def new(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Torch's old constructor: ``new()``, ``new(sizes)``, ``new(data)``, ``new(tensor)``."""
+        device, kind = kwargs.pop("device", None), self.device.type
+        device = self.device if device is None else torch.device(device)
+        if device.type != kind:
+            raise RuntimeError(f"legacy constructor expects device type: {kind} but device type: {device} was passed")
+        given = (*args, *kwargs.values())
+        first = given[0] if len(given) == 1 else None
+        if isinstance(first, torch.Tensor):
+            if (first.device.type, first.dtype) != (kind, self.dtype):
+                raise TypeError(f"expected a tensor of {self.type()} (got {first.type()})")
+            return torch.ops.aten.alias(first)
+        with Unseen():
+            like = torch.empty(0, dtype=self.dtype, device="meta").new(*args, **kwargs)  # refuses in torch's words
+            sizes = first is None or isinstance(first, (int, torch.Size)) or "size" in kwargs
+            data = None if sizes else torch.empty(0, dtype=self.dtype, device="cpu").new(*args, **kwargs)
+        if data is None:
+            return torch.empty(like.shape, dtype=self.dtype, device=device)
+        place, estimate = place_of(device, anywhere=True), mode.now.estimate
+        return as_meta(data, place) if estimate is None else estimate.adopt(data, place, computed=True)
 
     def storage(self) -> Any:
         return TypedMetaStorage(self)

@@ -13,12 +13,14 @@ import torch
 
 from ... import ops
 from ..._ext import lazy as _core
+from ..._ext.guards import NoGrad, Unseen
 from ...devices import mode
 from ...devices.lazy_device import device_of, place_of
 from .inside import wrapped
 from .predict import tensors_in
 
-__all__ = ["SPARSE", "common_place", "mixed_devices", "no_ordinary_cpu_tensor", "refuse_two_devices", "torchs_meta"]
+__all__ = ["SPARSE", "common_place", "mixed_devices", "no_ordinary_cpu_tensor", "parts", "refuse_two_devices",
+           "torchs_meta"]  # fmt: skip
 
 SPARSE = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
 
@@ -142,3 +144,15 @@ def _is_sparse(t: torch.Tensor) -> bool:
 def torchs_meta(t: torch.Tensor) -> bool:
     """Is this one of torch's own meta tensors?"""
     return type(t) in (torch.Tensor, torch.nn.Parameter) and t.is_meta
+
+
+def parts(t: torch.Tensor) -> list[torch.Tensor]:
+    """The dense tensors that a sparse one is made of, of which there are none in others."""
+    with Unseen(), NoGrad(), torch._C.DisableTorchFunctionSubclass():
+        if t.layout is torch.sparse_coo:
+            return [t._indices(), t._values()]
+        if t.layout in (torch.sparse_csr, torch.sparse_bsr):
+            return [t.crow_indices(), t.col_indices(), t.values()]
+        if t.layout in SPARSE:
+            return [t.ccol_indices(), t.row_indices(), t.values()]
+        return []

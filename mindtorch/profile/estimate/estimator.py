@@ -39,6 +39,7 @@ from mindtorch.profile.estimate import (
     communication,
     compiling,
     data_loading,
+    draws,
     exchanged,
     known,
     nccl_memory,
@@ -57,7 +58,7 @@ from mindtorch.profile.estimate.sampled_calls import SamplingEstimate
 from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.run import Run
 from mindtorch.profile.report.forecast import Forecast
-from mindtorch.profile.report.recording import STAGES, Places, Recording, Stage, furthest
+from mindtorch.profile.report.recording import STAGES, Places, Recording, Stage, furthest, of_the_loop
 from mindtorch.profile.report.rows import CALLS, SIG, as_table
 
 _MUCH = 1 << 20  # bytes
@@ -109,6 +110,7 @@ class Estimator(Run):
         self._mark_error: BaseException | None = None
         self._begun = 0  # where in the ledger the stage did
         self._stretches: dict[str, list[tuple[int, int]]] = {}  # stage → positions in the ledger, from and until
+        self._ops_at: dict[str, Any] = {}  # stage → positions of its ops, see `_find_ops`
         self._marks: list[tuple[str, int]] = []
         self._assumed: list[dict[str, Any]] = []
         self._left_alone: dict[str, list[str]] = {}
@@ -118,6 +120,7 @@ class Estimator(Run):
         self._how: Any = None  # of each entry of the log: see `compiling.flags`, `data_loading.flags`
         self._beside: Counter[int] = Counter()  # calls in workers of DataLoaders, of the stage reported, by number
         self._whole = False  # gradients that the program has sparse
+        self._differ = False  # random integers from those of a run
         self._on_host = OnHost()
         self._host_time = HostTime()
         self._timed: list[communication.Timed] = []  # collectives of the stage that is reported
@@ -165,7 +168,7 @@ class Estimator(Run):
         generation.over()
         self.registered.look()
         peak.say_roles(self.registered)
-        self._assumed = known.assumed()
+        self._assumed, self._differ = known.assumed(), draws.differ()
         self._left_alone = private_files.left_alone()
         self._compiled = compiling.number()
         self._whole, self._precision = sparse_tensors.counted_whole(), about.precision()
@@ -193,7 +196,7 @@ class Estimator(Run):
         gc.disable()  # many small tuples, no garbage
         try:
             self._forecast = self._predict(found)
-            reads = reading(found.calls)
+            reads, self._ops_at = reading(found.calls), self._find_ops(found.calls)
             for stage in STAGES:  # the peaks that remain are those of the furthest: it is the one reported
                 if stage in self._stretches and stage != "rest":
                     self._sum_up(found, stage, reads)
@@ -285,15 +288,24 @@ class Estimator(Run):
 
     # ---- afterwards
 
+    def _find_ops(self, calls: Any) -> dict[str, Any]:
+        """Positions of the ops of each stage. The loop's first batch is with the loop, as in the report: what the host
+        takes to launch it is of the same phase as what the device then waits for."""
+        at = {stage: np.concatenate([np.arange(*stretch) for stretch in found])
+              for stage, found in self._stretches.items()}  # fmt: skip
+        at = {stage: found[calls["sig"][found] != 0] for stage, found in at.items()}
+        first, moved = of_the_loop({stage: calls["location"][found] for stage, found in at.items()}, self._announced)
+        if "init" in at and len(moved):
+            again = np.isin(calls["location"][at["init"]], moved)
+            at[first], at["init"] = np.concatenate([at["init"][again], at[first]]), at["init"][~again]
+        return at
+
     def _sum_up(self, found: MemoryTimeline, stage: str, reads: Any) -> None:
-        stretches = self._stretches[stage]
+        stretches, at = self._stretches[stage], self._ops_at[stage]
         calls = np.concatenate([found.calls[first:last] for first, last in stretches])
-        how = None if self._how is None else np.concatenate([self._how[first:last] for first, last in stretches])
         entered = calls[(calls["phase"] & ledger.ENTERED) != 0]["module"]
         entries = {int(m): int(n) for m, n in zip(*np.unique(entered, return_counts=True), strict=True)}
-        ops_only = calls["sig"] != 0
-        reads = np.concatenate([reads[first:last] for first, last in stretches])[ops_only]
-        calls, how = calls[ops_only], None if how is None else how[ops_only]
+        calls, how, reads = found.calls[at], None if self._how is None else self._how[at], reads[at]
         rows = self._calls.table(calls, self._forecast, how)
         made = int(rows[:, CALLS].sum())
         if how is not None:
@@ -412,6 +424,11 @@ class Estimator(Run):
                 f"torch.compile ({counted(self._compiled, 'call')}): FLOPs, bytes and memory are counted op by op, "
                 "though compiled code moves fewer bytes and holds less (flex_attention: no scores)"
                 + ("; the times of compiled code are those of fused kernels" if self._fused else "")
+            )
+        if self._differ:
+            found.append(
+                "the program drew more random numbers from a generator of the CPU than an estimate draws: integers "
+                "drawn afterwards are not those of a run"
             )
         if calls := self._calls_on_host():
             found.append(

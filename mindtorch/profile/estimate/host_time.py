@@ -112,17 +112,31 @@ def reads_of(marks: Sequence[int], began: int, stretches: Sequence[tuple[int, in
     """How often iterations waited for a value of the device, by location; `marks`: their ends, as positions.
 
     What came before the first one began, or after the last one, says nothing of them. From one end to the next there is
-    all of an iteration: what follows a step is otherwise the next one's.
+    all of an iteration: what follows a step is otherwise the next one's. Where the program's first iteration begins is
+    not known: of what was read before its end, and after the last one's, so much is its own as the others read at the
+    same line, at most.
     """
     ends = [mark for mark in marks if any(first < mark <= last for first, last in stretches)]
-    since, until = ends[0] if len(ends) > 1 else began, ends[-1] if ends else stretches[-1][1]
-    found = Counter(
-        where for at, where in kernel_limits.reads()
-        if (since < at or not since) and at <= until and any(first <= at <= last for first, last in stretches)
-    )  # fmt: skip
-    if len(ends) > 1:
-        for where, calls in found.items():
-            found[where] = calls * len(ends) / (len(ends) - 1)  # type: ignore[assignment]
+    numbers: dict[tuple[str, int, str] | None, int] = {}  # a place has several, as it is reached by several ways
+
+    def between(since: int, until: int) -> Counter[int]:
+        return Counter(
+            numbers.setdefault(context.location(where), where)
+            for at, where in kernel_limits.reads() if (since < at or not since) and at <= until
+        )  # fmt: skip
+
+    if len(ends) < 2:
+        until = ends[-1] if ends else stretches[-1][1]
+        return Counter(
+            where for at, where in kernel_limits.reads()
+            if (began < at or not began) and at <= until and any(first <= at <= last for first, last in stretches)
+        )  # fmt: skip
+    before = max((mark for mark in marks if mark < ends[0]), default=None)
+    if before is not None:
+        return between(before, ends[-1])
+    found, first = between(ends[0], ends[-1]), between(began, ends[0]) + between(ends[-1], stretches[-1][1])
+    for where, calls in found.items():
+        found[where] += min(first[where], calls / (len(ends) - 1))  # type: ignore[assignment]
     return found
 
 

@@ -35,7 +35,7 @@ from ...engine.record.predict import concrete, lazy_in, little
 from ...graph.pending import Unrecorded
 from ...ops.schema import data_dependent
 from ...ops.scratch_rules import rnn_workspace
-from . import assumptions, deciding, kernel_limits, refusals, sparse_tensors
+from . import assumptions, deciding, draws, kernel_limits, refusals, sparse_tensors
 from .assumptions import assumed
 
 __all__ = ["adopt", "assumed", "contents", "create", "knowing", "move", "read", "run"]
@@ -55,9 +55,9 @@ def knowing(assume: float = 0, **changes: Any) -> Iterator[None]:
     """
     assumptions.begin(assume)
     _ledger.decide_with(ops.decisions.NAMES - deciding.CARRYING)
-    ran.clear()
-    on_host.clear()
-    _names.clear()
+    draws.begin()
+    for known in (ran, on_host, _names):
+        known.clear()
     with mode.enter(estimate=_Answers, **changes):
         yield
 
@@ -172,10 +172,7 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], place:
             if isinstance(data, numpy.ndarray) and data.size > predict.MOST_KNOWN:
                 return None
         elif kwargs.get("generator") is not None:
-            refusals.check_generator(kwargs["generator"], device_at(place).type)
-            rest = {k: v for k, v in kwargs.items() if k != "generator"}
-            like = func(*args, device=torch.device("meta"), **rest)
-            if not little(like.dtype, like.numel(), random=True):
+            if (like := draws.created(func, args, kwargs, device_at(place))) is not None:
                 return _core.hold(like, place, None, torch.is_grad_enabled())
         else:
             return None
@@ -379,6 +376,8 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
     missing = [t for t, v in zip(inputs, values, strict=True) if v is None]
     written = {id(t) for t in _written(info, args, kwargs)}
     here = not isinstance(info.func, torch._ops.OpOverload) or refusals.runs_here(info.func)
+    if kwargs.get("generator") is not None and inputs:
+        kwargs = draws.called(info, args, kwargs, inputs, bool(missing))
     if not missing and here and all(v is None or v.numel() <= predict.MOST_KNOWN for v in values):
         done = _on_values(info, args, kwargs, inputs, values, written, exact=True)
         if done is not NotImplemented:

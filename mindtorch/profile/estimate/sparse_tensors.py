@@ -138,14 +138,8 @@ def uncounted(t: Any) -> Any:
 
 
 def _parts_on_meta(t: torch.Tensor) -> list[torch.Tensor]:
-    with predict.quiet(), torch._C.DisableTorchFunctionSubclass():
-        if t.layout is torch.sparse_coo:
-            parts = [t._indices(), t._values()]
-        elif t.layout in (torch.sparse_csr, torch.sparse_bsr):
-            parts = [t.crow_indices(), t.col_indices(), t.values()]
-        else:
-            parts = [t.ccol_indices(), t.row_indices(), t.values()]
-        return [torch.empty(part.shape, dtype=part.dtype, device="meta") for part in parts]
+    with predict.quiet():
+        return [torch.empty(part.shape, dtype=part.dtype, device="meta") for part in mixing.parts(t)]
 
 
 def _at(out: Any, place: int, given: list[Any]) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from mindtorch.engine.record import mixing
 from mindtorch.engine.record.arguments import tensors_in
 
 __all__ = ["ASKED"]
@@ -26,4 +27,5 @@ ASKED = (
     functools.partial(torch._C._dispatch_tls_is_dispatch_key_excluded, torch._C.DispatchKey.ADInplaceOrView),
     FakeTensor,
     _has_symbols,
+    mixing.parts,
 )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mindtorch._ext import context
 from mindtorch.base import sourceline
 from mindtorch.profile.report.lines import package_of
-from mindtorch.profile.report.rows import Row
+from mindtorch.profile.report.rows import MODULE, PHASE, Row
 
 if TYPE_CHECKING:
     from mindtorch.profile.report.forecast import Forecast
@@ -53,6 +53,23 @@ class Looked:
     def whole(self, nbytes: float) -> float:
         """The part of `held`."""
         return nbytes / self.held if self.held else 0.0
+
+    def for_kernels(self) -> list[Row]:
+        """Of an estimate: the rows of what the device waits, as far as that is for its kernels, not ops on the CPU."""
+        assert self.forecast is not None
+        all_: dict[tuple[int, ...], float] = defaultdict(float)  # seconds of the host, by place
+        here: dict[tuple[int, ...], float] = defaultdict(float)  # those of ops on the CPU
+        for row in self.rows:
+            if row.sig:
+                seconds = row.calls * self.forecast.host(row.sig, row.phase)
+                all_[row[MODULE : PHASE + 1]] += seconds
+                here[row[MODULE : PHASE + 1]] += seconds * (row.sig in self.forecast.on_host)
+        return [
+            row._replace(ns=round(row.ns * (1 - here[place] / all_[place]))) if here[place] else row
+            for row in self.rows
+            if not row.sig
+            for place in (row[MODULE : PHASE + 1],)
+        ]
 
     def op(self, row: Row) -> str:
         return self.seen.op_name(row.sig)

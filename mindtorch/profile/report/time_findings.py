@@ -145,9 +145,11 @@ def first(of: Looked) -> Said | None:
 
 
 def host(of: Looked) -> Said | None:
-    mine = [row for row in of.rows if not row.sig and row.phase != DATA]  # which launches nothing, or by the way
+    if of.forecast is None:
+        return None
+    mine = [row for row in of.for_kernels() if row.phase != DATA]  # which launches nothing, or by the way
     share = of.part(sum(row.ns for row in mine) / 1e9)
-    if of.forecast is None or share < _IDLE:
+    if share < _IDLE:
         return None
     calls = sum(row.calls for row in of.rows if row.sig and of.forecast.cost(row.sig).family)
     text = f"about {percent(share)} of the time the device waits for Python to launch {counted(calls, 'kernel')}"
