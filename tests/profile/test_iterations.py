@@ -314,7 +314,8 @@ class Tuned(torch.nn.Module):
 
 @torch.no_grad()
 def tuned():
-    head, model = torch.nn.Linear(4, 4), torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Sequential(Tuned(), torch.nn.ReLU()))
+    head = torch.nn.Linear(4, 4)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Sequential(Tuned(), torch.nn.ReLU()))
     for _ in range(4):
         model(head(torch.ones(2, 4)))
         time.sleep(0.05)
