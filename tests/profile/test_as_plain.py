@@ -28,7 +28,7 @@ def test_C2_what_threads_did_is_that_of_the_reported_iterations():
     gate = threading.Barrier(2, timeout=60)
 
     def program():
-        net = torch.nn.Linear(2, 2)
+        net, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
 
         def work():
             torch.ones(1)
@@ -47,7 +47,7 @@ def test_C2_what_threads_did_is_that_of_the_reported_iterations():
         torch.ones(5).sum()
         with torch.no_grad():
             for _ in range(3):
-                net(torch.ones(1, 2))
+                net(x)
         gate.wait()
         threads[1].join()
 
