@@ -426,7 +426,7 @@ cdef inline bint is_in_own_call(mt_tls *t, PyObject *module) noexcept:
 
 
 cdef bint is_constructing() noexcept:
-    """Does the calling thread make a module? What that calls has no owner yet, and is no call of the program's model."""
+    """Does the calling thread make a module? What that calls has no owner yet: it is no call of the program's model."""
     cdef mt_frame *frame = mt_frame_now()
     cdef PyObject *code
     while frame != NULL:
