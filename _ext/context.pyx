@@ -14,7 +14,9 @@ import sys
 from types import FunctionType
 
 from mindtorch._ext import location as _location, paths as _paths
-from mindtorch._ext.interpreter cimport mt_set_vectorcall
+from mindtorch._ext.interpreter cimport (
+    mt_code_name, mt_frame, mt_frame_back, mt_frame_code, mt_frame_free, mt_frame_now, mt_set_vectorcall,
+)
 from mindtorch._ext.paths cimport NO_PATH, path_of_child, path_of_outermost
 from mindtorch._ext.signals import raise_soon
 
@@ -149,6 +151,8 @@ cdef enum:
 
 cdef object s_sequence_nr = sys.intern("_sequence_nr")
 cdef object s_wrapped = sys.intern("__wrapped__")
+cdef object s_init = sys.intern("__init__")
+cdef dict _constructors = {}                   # code of ``__init__`` of classes of modules, by address
 cdef object _original_call = None
 cdef object _module_class = None
 cdef object _original_backward = None
@@ -424,6 +428,26 @@ cdef inline bint is_in_own_call(mt_tls *t, PyObject *module) noexcept:
     return t.own != 0 and t.own == t.depth and t.depth != t.base and t.stack[t.depth - 1] == module
 
 
+cdef bint is_constructing() noexcept:
+    """Does the calling thread make a module? What that calls has no owner yet: it is no call of the program's model."""
+    cdef mt_frame *frame = mt_frame_now()
+    cdef PyObject *code
+    while frame != NULL:
+        code = mt_frame_code(frame)
+        if mt_code_name(code) == <PyObject *> s_init and is_constructor(code):
+            mt_frame_free(frame)
+            return True
+        frame = mt_frame_back(frame)
+    return False
+
+
+cdef bint is_constructor(PyObject *code) noexcept:
+    try:
+        return <uintptr_t> code in _constructors
+    except MemoryError:
+        return False
+
+
 cdef PyObject *entered_call(mt_tls *t, PyObject *original, bint own, PyObject **args, size_t nargsf,
                             PyObject *kwnames) noexcept:
     """The call, as one of the module args[0]."""
@@ -440,6 +464,8 @@ cdef PyObject *entered_call(mt_tls *t, PyObject *original, bint own, PyObject **
     elif _backwards and current_phase() == PHASE_BACKWARD:
         id = path_of_outermost(module, backward_module(t))    # recomputed by checkpointing: stays part of backward
         phase = PHASE_BACKWARD
+    elif phase == PHASE_OTHER and is_constructing():
+        return PyObject_Vectorcall(original, args, nargsf, kwnames)
     else:
         id = path_of_outermost(module, 0)
         if id != NO_PATH and phase < PHASE_PREFILL:    # else what the program has announced: see enter_stage
@@ -642,6 +668,11 @@ def tracked_call(*args, **kwargs):
     cdef tuple values = args + tuple(kwargs.values())
     return mt_result(module_call(NULL, mt_items(<PyObject *> values), len(args),
                                  <PyObject *> names if names else NULL))
+
+
+def constructs(code):
+    """That code is the ``__init__`` of a class of modules: a module called while it runs is part of construction."""
+    _constructors[<uintptr_t> <PyObject *> code] = code
 
 
 def track_own_calls(function):

@@ -171,6 +171,7 @@ cdef extern from *:
         MT_IF_INNER(f, (PyObject *)inner->f_code)
         return mt_public_code((PyFrameObject *)f);
     }
+    static inline PyObject *mt_code_name(PyObject *c) { return ((PyCodeObject *)c)->co_name; }
     static inline int mt_frame_lasti(mt_frame *f) {
         MT_IF_INNER(f, mt_inner_lasti(inner))
         return mt_public_lasti((PyFrameObject *)f);
@@ -224,6 +225,7 @@ cdef extern from *:
     mt_frame *mt_frame_now() noexcept          # NULL where no Python runs; owned
     mt_frame *mt_frame_back(mt_frame *frame) noexcept      # frees it
     PyObject *mt_frame_code(mt_frame *frame) noexcept      # borrowed from it
+    PyObject *mt_code_name(PyObject *code) noexcept        # borrowed from it, interned
     int mt_frame_lasti(mt_frame *frame) noexcept
     void mt_frame_free(mt_frame *frame) noexcept
     void mt_set_tracer(void *call) except *    # of the calling thread; NULL: none

@@ -164,7 +164,7 @@ def _models(report: dict[str, Any]) -> list[tuple[str, str]]:
         text += f"; {counted(len(models) - _MODELS, 'more model')}, {rest}"
     trainable = totals.get("trainable_params")
     if trainable is not None and trainable < (totals.get("params") or 0):
-        text += f"{'; trained of all' if len(models) > 1 else ', trained'}: {number(trainable, '0')}"
+        text += f"{'; trainable of all' if len(models) > 1 else ', trainable'}: {number(trainable, '0')}"
     return [("models" if len(models) > 1 else "model", text)]
 
 

@@ -380,7 +380,7 @@ def test_C2_imports_of_one_package_within_another_and_what_is_trained_of_several
     report["totals"] |= {"params": 200, "trainable_params": 100}
     text = " ".join(re.sub("[│\n]", " ", render(report)).split())
     assert "(transformers 9.00 s; torch 8.00 s, 5.00 s of it in transformers; sympy 2.00 s, in torch)" in text
-    assert "Copy, 100 parameters (400 B); trained of all: 100" in text
+    assert "Copy, 100 parameters (400 B); trainable of all: 100" in text
 
 
 def test_C2_a_space_that_does_not_break_is_shown_as_a_space():

@@ -94,6 +94,26 @@ def test_L13_a_weight_of_a_single_number_is_updated_as_the_others(name: str) -> 
     assert len(found[0].place) == 3
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_L13_a_state_of_one_element_from_before_the_graph_is_a_state_as_the_others(name: str) -> None:
+    """A graph knows what a tensor of one element held: the bias of Linear(4, 1) has such a state."""
+    step, kind, form = OPTIMIZERS[name]
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    optimizer = step(list(model.parameters()))
+
+    def once() -> None:
+        optimizer.zero_grad()
+        model(torch.randn(5, 3)).square().mean().backward()
+        optimizer.step()
+
+    once()
+    with capture() as graph:
+        once()
+    (found,) = [each for each in find_patterns(graph) if each.pattern == "optimizer update"]
+    assert (found.verified, found.refused, found.attributes) == (True, "", {"kind": kind, "form": form})
+    assert len(found.place) == 4
+
+
 @torch.no_grad()
 def minus(parameters: Parameters) -> None:
     for p in parameters:

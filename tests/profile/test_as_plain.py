@@ -1,6 +1,10 @@
 """C2: what a profile must not change, and not count, because it is watching."""
 
+import threading
+
 import torch
+
+from mindtorch.profile import Profiler
 
 
 def op(report, name):
@@ -16,7 +20,43 @@ def test_C2_what_torch_notes_for_itself_is_no_op_of_a_thread(record):
 
     report, profiler = record(program)
     ops = sum(row["ops"] for row in report["threads"])
-    assert ops == report["startup"]["ops"] + report["totals"]["ops"] < profiler.collector.n_ops
+    assert ops == report["totals"]["ops"]
+    assert ops + report["startup"]["ops"] < profiler.collector.n_ops
+
+
+def test_C2_what_threads_did_is_that_of_the_reported_iterations():
+    gate = threading.Barrier(2, timeout=60)
+
+    def program():
+        net, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
+
+        def work():
+            torch.ones(1)
+            gate.wait()
+            gate.wait()
+            torch.ones(1) + 1
+
+        def loads():
+            torch.ones(1).exp()
+
+        threads = [threading.Thread(target=target, name=target.__name__) for target in (loads, work)]
+        for thread in threads:
+            thread.start()
+        threads[0].join()
+        gate.wait()
+        torch.ones(5).sum()
+        with torch.no_grad():
+            for _ in range(3):
+                net(x)
+        gate.wait()
+        threads[1].join()
+
+    with Profiler() as seen:
+        program()
+    report = seen.report()
+    threads = {row["name"]: (row["count"], row["ops"]) for row in report["threads"]}
+    assert threads["work"] == (1, 2) and "loads" not in threads
+    assert sum(ops for _, ops in threads.values()) == report["totals"]["ops"]
 
 
 def test_C2_a_handle_that_autograd_copies_is_no_op(record):

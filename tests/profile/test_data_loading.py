@@ -223,3 +223,27 @@ def test_C2_finding_data_wait_has_the_workers_that_start(monkeypatch):
     assert found["data-wait"]["seconds"] > 3 * 0.4 and "python-line" not in found
     assert "for the DataLoader's workers to start and end" in found["data-wait"]["text"]
     assert Path(found["data-wait"]["place"]["file"]) == Path(__file__)
+
+
+class Slow(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        time.sleep(0.1)
+        return torch.full((8,), float(i))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_C2_waiting_for_a_data_loader_is_a_row_of_its_own(workers):
+    def program():
+        model = nn.Linear(8, 2)
+        for batch in DataLoader(Slow(), batch_size=1, num_workers=workers):
+            model(batch)
+
+    report = report_of(Profiler, program)
+    ops = {row["name"]: row["self_s"] for row in report["ops"]}
+    phases = {row["name"]: row["time_s"] for row in report["phases"]}
+    assert 0.1 <= ops["(waiting for a DataLoader)"] <= phases["data"], "of 0.4 s"
+    assert sum(ops.values()) == pytest.approx(report["totals"]["time_s"])
+    assert ops["(waiting for a DataLoader)"] + ops["(python)"] <= report["totals"]["time_s"]

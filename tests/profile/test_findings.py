@@ -181,7 +181,7 @@ def begin(seconds: float) -> None:
 
 def test_C2_finding_first_iteration() -> None:
     report = measured(begin, 1.0)
-    row, steps = the(report, "first-iteration", module="Linear"), report["steps"]
+    row, steps = the(report, "first-iteration", module=""), report["steps"]
     assert row["seconds"] == pytest.approx(steps["first_s"] - steps["time_s"]["median"])
     assert row["seconds"] >= 0.5 and f"{steps['first_s'] / steps['time_s']['median']:.1f} ×" in row["text"]
     assert "python-line" not in ids(report), "the same second is told once"

@@ -1,5 +1,6 @@
 """C2: a step is an iteration of the program's own loop, and every model has its own row."""
 
+import functools
 import gc
 import time
 
@@ -247,3 +248,81 @@ def test_C2_steps_of_a_program_without_modules_begin_within_its_run(learns: bool
     steps, log = profiler.report()["steps"], profiler.collector
     assert steps["count"] == 3 and log.started > 0
     assert steps["first_s"] + 2 * steps["time_s"]["min"] <= (log.stopped - log.started) / 1e9, "not since the boot"
+
+
+class Calibrated(torch.nn.Module):
+    """As e3nn's activations: its constructor calls a module, on many numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.act = torch.nn.Tanh()
+        self.linear = torch.nn.Linear(4, 4)
+        self.scale = self.act(torch.ones(1000)).pow(2).mean().item()
+        self.spread = torch.randn(1000).std().item()
+
+    def forward(self, x):
+        return self.act(self.linear(x)) / self.scale
+
+
+class Decorated(Calibrated):
+    @functools.wraps(Calibrated.__init__)
+    def __init__(self, *args):
+        super().__init__(*args)
+
+
+@pytest.mark.parametrize("kind", [Calibrated, Decorated])
+@pytest.mark.parametrize("profiler", [Profiler, Estimator])
+def test_C2_what_a_modules_constructor_calls_is_construction(profiler, kind):
+    with profiler() as p:
+        nets = [kind(), kind()]
+        optimizer = torch.optim.SGD([w for net in nets for w in net.parameters()], 0.1)
+        for _ in range(N):
+            sum(net(torch.ones(2, 4)).sum() for net in nets).backward()
+            optimizer.step()
+    report = p.report()
+    rows = {row["path"]: row["calls"] for row in report["modules"]}
+    assert not any("Tanh" in path for path in rows)
+    assert rows[f"{kind.__name__}.act"] == rows[f"{kind.__name__} #2.act"] == N
+    assert report["steps"]["count"] == N
+    assert report["startup"]["ops"] > 0 and "aten::std" not in {row["name"] for row in report["ops"]}
+
+
+def test_C2_what_a_constructor_of_another_class_calls_is_no_construction():
+    class Trainer:
+        def __init__(self):
+            self.net = Part()
+            self.net(torch.ones(2, 4)).sum().backward()
+
+    with Profiler() as p:
+        Trainer()
+    rows = {row["path"]: row["calls"] for row in p.report()["modules"]}
+    assert rows["Part"] == rows["Part.inner"] == 1
+
+
+class Tuned(torch.nn.Module):
+    """As a kernel that is tuned when it is called first."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = True
+
+    def forward(self, x):
+        time.sleep(0.5 * self.first)
+        self.first = False
+        return x + 1
+
+
+@torch.no_grad()
+def tuned():
+    head = torch.nn.Linear(4, 4)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Sequential(Tuned(), torch.nn.ReLU()))
+    for _ in range(4):
+        model(head(torch.ones(2, 4)))
+        time.sleep(0.05)
+
+
+def test_C2_finding_first_iteration_names_the_module_that_is_slow_at_first():
+    with Profiler() as p:
+        tuned()
+    (place,) = [row["place"] for row in p.report()["findings"] if row["id"] == "first-iteration"]
+    assert place["module"] == "Sequential.1.0"

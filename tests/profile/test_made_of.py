@@ -403,3 +403,42 @@ def test_L13_a_step_has_all_of_its_time_on_a_line_that_does_everything(fused: bo
     update = patterns["optimizer update"]
     assert (update["verified"], update["attributes"]["form"]) == (True, "fused" if fused else "foreach")
     assert update["time_s"] == pytest.approx(phase["time_s"]), "what the device waits for belongs to it, too"
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_a_loss_that_several_loops_call_has_all_their_calls(how):
+    entropy, x, y = nn.CrossEntropyLoss(), torch.randn(8, 6), torch.zeros(8, dtype=torch.long)
+
+    def program():
+        for _ in range(2):
+            model = nn.Linear(6, 3)
+            for _ in range(4):
+                entropy(model(x), y).backward()
+            entropy(model(x), y)
+        model = nn.Linear(6, 3)
+        for _ in range(4):
+            entropy(model(x), y).backward()
+
+    _, patterns = report(how, program)
+    assert (patterns["loss"]["instances"], patterns["loss"]["calls"]) == (1, 14)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_convolutions_of_two_models_are_places_of_their_own(how):
+    """Their modules have the same names; cast weights are kept from the call before; one weight is computed."""
+    normalized = nn.utils.parametrizations.spectral_norm(nn.Conv2d(2, 2, 3))
+    models = [
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 3)),
+        nn.Sequential(nn.Conv2d(1, 2, 3), normalized),
+    ]
+
+    def program():
+        x = torch.randn(2, 1, 8, 8)
+        for _ in range(3):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = sum(model(x).sum() + model(x + 1).sum() for model in models)
+            loss.backward()
+
+    _, patterns = report(how, program)
+    assert (patterns["convolution"]["instances"], patterns["convolution"]["calls"]) == (4, 24)
+    assert patterns["convolution"]["verified"]

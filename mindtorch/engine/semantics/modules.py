@@ -6,6 +6,7 @@ class name of a model, then attribute names: ``GPT2.h.0.attn``. The model is wha
 belongs to: the outermost one that holds it, whether that is ever called or not (`owners`), or the module itself. A
 child is named by the module that calls it; if it is held further out (a shared embedding), by that holder; if no
 running module holds it when it is first called, by its class in parentheses, until its caller does.
+What the constructor of a module calls is construction, and has no path: nobody holds it yet.
 Models of one class have paths of their own, of the same name; a new one takes over that of one that is gone (see
 `_model_path`). A generator returned by ``forward`` runs under its consumer's path.
 
@@ -18,8 +19,8 @@ import functools
 import logging
 import sys
 import weakref
-from collections.abc import Callable
-from types import FunctionType
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -113,6 +114,8 @@ class _ClassCalls:
                 type.__setattr__(kind, "__call__", original)
 
     def _replace(self, kind: type) -> None:
+        for code in _constructors(kind):
+            context.constructs(code)
         for holder in kind.__mro__[: kind.__mro__.index(torch.nn.Module)]:  # what is mixed in, too
             original = vars(holder).get("__call__")
             if isinstance(original, FunctionType) and holder not in self._replaced:
@@ -128,6 +131,15 @@ class _ClassCalls:
         __call__._torchdynamo_inline = original  # type: ignore[attr-defined]
         context.track_own_calls(__call__)
         return __call__
+
+
+def _constructors(kind: type) -> Iterator[CodeType]:
+    """The code of the class's own ``__init__``, also under a decorator's."""
+    init = vars(kind).get("__init__")
+    while isinstance(init, FunctionType):
+        if init.__code__.co_name == "__init__":
+            yield init.__code__
+        init = vars(init).get("__wrapped__")
 
 
 _class_calls = _ClassCalls()

@@ -17,6 +17,7 @@ from .rerun import Source
 __all__ = ["Convolution"]
 
 _CONVOLUTIONS = frozenset(f"aten::{name}" for name in ("convolution", "conv1d", "conv2d", "conv3d"))
+_MOST = 64  # operations that a kernel is computed by
 _SMALL = 6  # how many numbers a side of a trial's picture has beyond the kernel
 _WITH_TRAINING = ("input", "weight", "bias", "mean", "variance", "training", "momentum", "eps")
 _NORMS = {
@@ -41,14 +42,24 @@ class Convolution(Pattern):
 
     def find(self, flow: Flow) -> Iterator[Found | tuple[int, str]]:
         for node in flow.nodes:
-            if flow.ops[node] not in _CONVOLUTIONS or not flow.is_leaf(flow.inputs(node)[1][0]):
+            if flow.ops[node] not in _CONVOLUTIONS or not (weights := _weights(flow, node)):
                 continue
             norm = _only_reader(flow, node, lambda n: flow.ops[n] in _NORMS)
             last = node if norm is None else norm
             activation = _only_reader(flow, last, lambda n: flow.ops[n] in _ACTIVATIONS)
             nodes = {n for n in (node, norm, activation) if n is not None}
             check = partial(_check, flow, node, norm, activation)
-            yield Found(node, nodes, [flow.behind(flow.inputs(node)[1])[0][0]], check, form_of(flow, nodes))
+            yield Found(node, nodes, weights, check, form_of(flow, nodes))
+
+
+def _weights(flow: Flow, node: int) -> list[int]:
+    """Its kernel, or what that is computed of, if of weights alone (spectral norm); empty where it is of data."""
+    kernel = flow.inputs(node)[1]
+    if flow.is_leaf(kernel[0]):
+        return [flow.behind(kernel)[0][0]]
+    passed, ends = flow.back([kernel[0]], flow.is_weight, _MOST)
+    made = all(flow.inputs(n) for n in passed if flow.is_op(n)) and len(passed) < _MOST
+    return sorted(ends) if made and all(map(flow.is_op, passed)) else []
 
 
 def _only_reader(flow: Flow, node: int, wanted: Any) -> int | None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import torch
+
 from ..._ext.signals import by_signal_handler
 from ...base.plugins import offered
 from ..graph import ComputationGraph
@@ -161,6 +163,9 @@ def _place(flow: Flow, candidate: Found) -> tuple[Any, ...]:
     if names:
         return tuple(names)
     node = flow[candidate.anchor]
+    classes = flow.graph._modules[flow.graph._module[candidate.anchor]].classes
+    if classes and classes[-1] in torch.nn.modules.loss.__all__:
+        return (node.module, None)  # its lines are those of the program that call it
     return (node.module, node.location, *_nth(flow, candidate))
 
 

@@ -57,7 +57,7 @@ class Trial:
                     elements += _count(output.shape)
                     if elements > MOST_ELEMENTS:
                         raise CannotRun(f"more than {MOST_ELEMENTS:,} numbers")
-                    number = None if reading else _number(flow, source)
+                    number = None if reading or source in shapes else _number(flow, source)
                     self._given[key] = (
                         random_like(output, generator, signed is None or source in signed) if number is None else number
                     )

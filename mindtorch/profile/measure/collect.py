@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import threading
 import time
 import weakref
@@ -30,7 +29,6 @@ from mindtorch._ext.collect import Collector, now_ns
 from mindtorch._ext.looking import Look
 from mindtorch._ext.opinfo import Op
 from mindtorch._ext.signals import raise_soon
-from mindtorch._ext.timeline import Timeline
 from mindtorch.base.children import ChildWatch
 from mindtorch.base.errors import LazyTensorError
 from mindtorch.base.threads import ThreadWatch
@@ -51,14 +49,12 @@ from mindtorch.profile.measure.npu_ops import NpuOps
 from mindtorch.profile.measure.run import Run
 from mindtorch.profile.measure.sampling import SamplingProfile
 from mindtorch.profile.measure.started_workers import Loading
+from mindtorch.profile.measure.thread_work import Threads
 from mindtorch.profile.measure.watches import CompileWatch, ProfilerWatch, compiled_frames
 from mindtorch.profile.report import times
-from mindtorch.profile.report.recording import STAGES, Label, Places, Recording, Stage, ThreadWork, furthest
+from mindtorch.profile.report.recording import STAGES, Label, Places, Recording, Stage, furthest
 
 log = logging.getLogger(__name__)
-
-#: Kinds of threads told apart; a program may start ever new ones.
-MOST_THREADS = 32
 
 _active: weakref.WeakSet[Profiler] = weakref.WeakSet()
 
@@ -128,8 +124,7 @@ class Profiler(Run):
         self.compiled = 0  # functions
         self.torch_profiles = 0  # how often the program started torch's own profiler
         self._marking = threading.RLock()  # a program may run its iterations in any of its threads, or in several
-        self._threads: dict[str, ThreadWork] = {}  # of threads that ended, by name
-        self._running: dict[int, tuple[str, Timeline]] = {}
+        self._threads = Threads()
         self._held: dict[str, peak.Held] = {}  # by stage
         self._away, self._recording = times.Apart(), times.Apart()  # loading modules and compiling; from mark to mark
         self._overhead = 0  # of stages that ended
@@ -263,7 +258,7 @@ class Profiler(Run):
             npu=npu,
             gpu=self.cuda.report(reached),
             loads=collector.loads,
-            threads=self._thread_work(),
+            threads=self._threads.of(reached),
             unseen_threads=collector.other_thread,
             children=self.children,
             loaded=self.loading.facts(),
@@ -300,6 +295,7 @@ class Profiler(Run):
         rows, overhead = rows + behind, overhead - sum(row[5] for row in behind)
         self._overhead += overhead
         self._ends(stage)
+        self._threads.stage_ends(stage, collector.first)
         self.cuda.end(stage)
         labels = {name: Label(*figures) for name, figures in collector.labels.take().items()}
         waits = Counter({(waiting.FOR[what], line): ns for (what, line), ns in collector.take_waits().items()})
@@ -397,28 +393,13 @@ class Profiler(Run):
 
     def _thread_begins(self, thread: threading.Thread) -> None:
         if self.collector.enabled:
-            self._running[threading.get_ident()] = (_kind_of(thread.name), self.collector.join())
+            self._threads.begins(thread, self.collector.join())
 
     def _thread_ends(self) -> None:
-        name, timeline = self._running.pop(threading.get_ident(), ("", None))
-        if timeline is not None:
+        if self._threads.is_running():
             self.collector.leave()
-            self._note_thread(name, timeline)
-
-    def _note_thread(self, name: str, timeline: Timeline) -> None:
-        if timeline.n_ops:
-            if name not in self._threads and len(self._threads) >= MOST_THREADS:
-                name = "others"
-            known = self._threads.get(name, ThreadWork(0, 0, 0))
-            self._threads[name] = ThreadWork(known.threads + 1, known.ops + timeline.n_ops, known.ns + timeline.op_ns)
-
-    def _thread_work(self) -> list[tuple[str, ThreadWork]]:
-        """What each kind of thread did that ran an op, the one that made the profile first."""
-        while self._running:  # those that still run
-            self._note_thread(*self._running.popitem()[1])
-        first = self.collector.first
-        own = [("main", ThreadWork(1, first.n_ops, first.op_ns))] if first is not None and first.n_ops else []
-        return [*own, *self._threads.items()]
+            with self._marking:
+                self._threads.ends(self._stage)
 
     def _saw_root(self, root: torch.nn.Module, path: int) -> None:
         if self._looks():
@@ -472,12 +453,6 @@ def _devices(places: Places, npu: dict[str, Any] | None) -> list[str]:
     if not lazy or not places.plain_ops:
         return lazy or plain
     return lazy + plain if places.lazy_ops >= places.plain_ops else plain + lazy
-
-
-def _kind_of(name: str) -> str:
-    """The name of a thread without what numbers it: "Thread-3 (train)" is "train", a pool has one name."""
-    function = re.fullmatch(r"Thread-\d+ \((.+)\)", name)
-    return function[1] if function else re.sub(r"[-_]\d+(_\d+)?$", "", name)
 
 
 def _in_child() -> None:

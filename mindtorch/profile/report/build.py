@@ -110,7 +110,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
         "steps": _steps(seen, _seconds(tables, "warmup", main)),
         "phases": _phases(seen, by_phase, forecast, stage.launched),
         "modules": module_rows(seen, every, forecast, share),
-        "ops": _ops(seen, rows, forecast, waits[main]),
+        "ops": _ops(seen, rows, forecast, waits[main] + _for_data(seen, by_phase)),
         "patterns": patterns,
         "memory": seen.memory,
         "labels": labels,
@@ -283,6 +283,12 @@ def _waits(seen: Recording, labels: list[dict[str, Any]], waits: Counter[str], b
         "compile_s": seen.compiled_ns / 1e9,
         **{f"{key}_s": waits[what] / 1e9 for key, what in _WAITED.items()},
     }
+
+
+def _for_data(seen: Recording, by_phase: list[Row]) -> Counter[str]:
+    """Of a measured run: what a DataLoader took between ops. An estimate's is launching what makes a batch."""
+    ns = sum(row.ns for row in by_phase if row.phase == _LOADING and not row.sig)
+    return Counter({"a DataLoader": ns} if ns and seen.mode == "measured" else {})
 
 
 def _imports(seen: Recording) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +31,7 @@ _BACKWARD = context.PHASES.index("backward")
 _GRADIENT_OF = re.compile(r"(_dense)?_backward(_data)?$")
 _NAMED_OTHERWISE = {"aten::threshold": "aten::relu"}
 _ANY, _PRODUCT = "any", "product"  # op of a module
+_ANYWHERE = "anywhere"  # in place of a line: of a module's op, at whichever
 
 
 class _Label(NamedTuple):
@@ -61,6 +63,7 @@ class Labels:
         found = [
             [each for each in instances if not each.refused and each.pattern not in self.failed] for instances in every
         ]
+        found = _placed(samples, found)
         numbers = _numbered(instance for instances in found for instance in instances)
         for sample, instances in zip(samples, found, strict=True):
             graph = sample.graph
@@ -78,24 +81,32 @@ class Labels:
                 if graph._phase[node] == _BACKWARD:
                     continue  # of these, the rows are told by what ran forward
                 label_ = labels.get(node)
-                for key in keys:
+                for key in _also_elsewhere(keys):
                     if self.of.setdefault(key, label_) != label_:  # type: ignore[arg-type]
                         mixed.add(key)
+                    if key[1] is _ANYWHERE:
+                        continue
                     _agree(self.at_line, (*key[:2], graph._phase[node]), label_)  # a line may do a whole step
                     if node in differentiated and key[0]:
                         for op in (_PRODUCT if key[2] in PRODUCTS else key[2], _ANY):
                             _agree(self.in_module, (key[0], op), label_ and label_.pattern)
-                self.alike.update(keys)
+                self.alike.update(_also_elsewhere(keys))
                 if node in anchors:
-                    self.anchors[_main(keys, graph._calls[graph._call[node]].op)] += 1
+                    self.anchors.update(_also_elsewhere([_main(keys, graph._calls[graph._call[node]].op)]))
                 if node in cores:
                     self.cores.update(keys)
         self.of = {key: label for key, label in self.of.items() if label is not None and key not in mixed}
 
+    def key(self, row: Row, op: str) -> Key:
+        """What the graphs know the row by: without its line where they have no such call, as when a second loop of the
+        program calls the same loss."""
+        key = row.module, context.location(row.location), op
+        return key if key in self.alike or not row.module else (row.module, _ANYWHERE, op)
+
     def label(self, row: Row, op: str) -> _Label | None:
         """Of a row; what ran backward belongs to what its module did forward by that op, where that was one thing."""
         place = context.location(row.location)
-        if row.sig and (label := self.of.get((row.module, place, op))) is not None:
+        if row.sig and (label := self.of.get(self.key(row, op))) is not None:
             return label
         if row.phase == _BACKWARD:
             forward = _PRODUCT if op in PRODUCTS else _forward(op)
@@ -148,6 +159,39 @@ def _main(keys: Sequence[Key], op: str) -> Key:
     return found or next((key for key in reversed(keys) if key[2] == op), keys[-1])
 
 
+def _also_elsewhere(keys: Sequence[Key]) -> list[Key]:
+    return [*keys, *((module, _ANYWHERE, op) for module, _, op in keys if module)]
+
+
+def _placed(samples: Sequence[Sample], found: Iterable[Sequence[Instance]]) -> list[list[Instance]]:
+    """Each where its weights say; without names of weights, where others of the same call are, else in its own model.
+
+    A weight has no name in a graph that begins after it was cast, and two models may have modules of one name.
+    """
+    anchored = [
+        [(each, keys[each.anchor][0] if each.anchor in keys else None) for each in instances]
+        for sample, instances in zip(samples, found, strict=True) for keys in [sample.keys()]
+    ]  # fmt: skip
+    named: dict[tuple[str, Key | None], set[Any]] = defaultdict(set)
+    for pairs in anchored:
+        for instance, key in pairs:
+            if _is_named(instance):
+                named[instance.pattern, key].add(instance.place)
+
+    def placed(instance: Instance, key: Key | None) -> Instance:
+        if _is_named(instance) or key is None or not key[0] or not instance.place:
+            return instance
+        known = named[instance.pattern, key]
+        return replace(instance, place=next(iter(known)) if len(known) == 1 else (key[0], *instance.place[1:]))
+
+    return [[placed(*pair) for pair in pairs] for pairs in anchored]
+
+
+def _is_named(instance: Instance) -> bool:
+    """Is its place that of weights that have names?"""
+    return bool(instance.place) and all(isinstance(each, str) for each in instance.place)
+
+
 def _numbered(instances: Iterable[Instance]) -> dict[tuple[str, Any], int]:
     """{(pattern, place): number}: those that share a weight are one."""
     numbers: dict[tuple[str, Any], int] = {}
@@ -162,7 +206,7 @@ def _numbered(instances: Iterable[Instance]) -> dict[tuple[str, Any], int]:
     for instance in instances:
         key = instance.pattern, instance.place
         number = numbers.setdefault(key, len(numbers))
-        for weight in instance.place if all(isinstance(each, str) for each in instance.place) else ():
+        for weight in instance.place if _is_named(instance) else ():
             other = root(of_weight.setdefault((instance.pattern, weight), number))
             if other != root(number):
                 join[root(number)] = other
@@ -192,7 +236,7 @@ def pattern_rows(
         if forecast is not None:
             bound = forecast.cost(row.sig).bound
             entry["bound"][bound] = entry["bound"].get(bound, 0.0) + forecast.about(row)
-        key = row.module, context.location(row.location), op
+        key = labels.key(row, op)
         if row.sig and (own := labels.anchors[key]) and row.phase != _BACKWARD:
             entry["calls"] += Fraction(row.calls * own, labels.alike[key])  # a line may have such a call twice in one
             where[label.pattern].add(label.place)

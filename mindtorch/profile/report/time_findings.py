@@ -139,9 +139,20 @@ def first(of: Looked) -> Said | None:
     text = (
         f"the first of {steps['count']:,} iterations takes {times:.1f} × the usual time; the excess is {percent(share)}"
     )
-    roots = [row["path"] for row in of.report["modules"] if row["path"] and not row["depth"]]
-    place = {**of.place(0), "module": roots[0] if roots else ""}
+    place = of.place(0, _slow_at_first(of, first - spread["median"]))
     return Said(f"{text} of the time", share, place, "--warmup 1 leaves it out of the report")
+
+
+def _slow_at_first(of: Looked, excess: float) -> int:
+    """Path id of the innermost module whose first call alone took most of that longer than its others; 0 for none."""
+    totals = of.report["totals"]
+    own = totals["time_s"] / (totals["time_s"] + totals["overhead_s"])  # of a call's time
+    slow = {
+        path: seconds for path, times in of.seen.call_ns.items()
+        if len(times) > 1 and (seconds := own * (times[0] - float(np.median(times[1:]))) / 1e9) > excess / 2
+    }  # fmt: skip
+    depth = {row["path"]: row["depth"] for row in of.report["modules"]}
+    return max(slow, key=lambda path: (depth.get(of.seen.names[path], -1), slow[path]), default=0)
 
 
 def host(of: Looked) -> Said | None:
