@@ -20,7 +20,6 @@ from .advice import CHANGES, advice, halved
 from .apart import writes_nothing
 from .how_far import HowFar, Iterations, note
 from .last_words import last_words, worth_showing
-from .merging import merge_ranks
 from .output import OutputFile, output_options
 from .program import (
     ProgramCommand,
@@ -282,6 +281,8 @@ def command(
     for each, file in wanted:
         _write(each, file, report, profiler)
     if rank is not None and merged_file is not None:
+        from .merging import merge_ranks  # which few runs need
+
         merge_ranks(rank, merged_file)
     if not to_stdout and worth_showing(outcome, report) and (rank is None or rank.rank == 0):  # equal ranks, one page
         from .report import View  # with rich

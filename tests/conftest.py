@@ -13,7 +13,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -153,6 +153,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         random.Random(seed).shuffle(files)
         items.sort(key=lambda item: files.index(item.path))
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """No file of tests may take torch's slot for a foreign device when it is imported: with an NPU in it, hundreds of
+    other tests fail far from the cause.
+    """
+    before = torch._C._get_privateuse1_backend_name()
+    report = yield
+    after = torch._C._get_privateuse1_backend_name()
+    if after != before:
+        pytest.exit(f"{collector.nodeid}: expected that importing it leaves torch's slot as {before!r}, got {after!r}", 3)
+    return report
 
 
 @pytest.fixture(scope="session")

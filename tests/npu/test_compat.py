@@ -17,7 +17,6 @@ import torch
 from torch_npu_names import NAMES
 
 import mindtorch
-from mindtorch.npu.compat.utils import get_cann_version
 from mindtorch.npu.refused import REFUSED
 
 # How the functions that need arguments are called.
@@ -423,11 +422,18 @@ def test_N3_what_compiled_programs_import_of_torch_npu(in_npu_program: Callable[
     """).splitlines() == ["True (1, 4) torch.float16 npu:0 20", "True 2", "True npu:0 2 10", "77 is not a valid Format"]
 
 
-def test_N3_the_version_of_cann_is_what_its_installation_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
-    assert get_cann_version() == "not known"
+def test_N3_the_version_of_cann_is_what_its_installation_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_python: Callable[..., Any]
+) -> None:
     (tmp_path / "x86_64-linux").mkdir()
-    (tmp_path / "x86_64-linux" / "ascend_toolkit_install.info").write_text("package_name=Ascend\nversion = 8.5.0\n")
-    assert get_cann_version() == "8.5.0"
-    monkeypatch.delenv("ASCEND_HOME_PATH")
-    assert get_cann_version() == "not known"
+    monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
+    assert in_python("""
+        import os, pathlib
+        from mindtorch.npu.compat.utils import get_cann_version
+        print(get_cann_version())
+        written = pathlib.Path(os.environ["ASCEND_HOME_PATH"], "x86_64-linux", "ascend_toolkit_install.info")
+        written.write_text("package_name=Ascend\\nversion = 8.5.0\\n")
+        print(get_cann_version())
+        del os.environ["ASCEND_HOME_PATH"]
+        print(get_cann_version())
+    """).stdout.splitlines() == ["not known", "8.5.0", "not known"]

@@ -96,3 +96,23 @@ def test_C2_finding_optimizer_unfused_leaves_out_what_clips_gradients(foreach: b
     alone, clipped = (re.findall(r"Adam: ([\d,]+) operations", text) for text in found)
     assert alone == clipped and len(alone) == 1
     assert "optimizer-unfused" not in ids(measured(clips, "cpu", foreach, True, True, warmup=1))
+
+
+def waves(device: str, dtype: torch.dtype) -> None:
+    weights = [nn.Parameter(torch.ones(512, 512, dtype=dtype, device=device)) for _ in range(12)]
+    optimizer = torch.optim.AdamW(weights)
+    for _ in range(4):
+        optimizer.zero_grad()
+        sum(w.abs().sum() for w in weights).backward()
+        optimizer.step()  # waves
+
+
+def test_C2_no_finding_optimizer_unfused_where_torch_refuses_to_fuse() -> None:
+    """fused=True takes real parameters alone, and was recommended to complex ones."""
+    assert "optimizer-unfused" in ids(measured(waves, "cpu", torch.float32, warmup=1))
+    assert "optimizer-unfused" not in ids(measured(waves, "cpu", torch.complex64, warmup=1))
+    assert "optimizer-unfused" not in ids(estimated(waves, torch.complex64, warmup=1))
+    weight = torch.ones(2, dtype=torch.complex64, requires_grad=True)
+    weight.grad = torch.ones_like(weight)
+    with pytest.raises(RuntimeError, match="`fused=True` requires"):
+        torch.optim.AdamW([weight], fused=True).step()

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from mindtorch.base.patching import replaced
@@ -142,11 +143,13 @@ def _fused(notes: list[str]) -> Iterator[None]:
         for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD):
             init = kind.__init__
 
-            def fused(self: Any, *args: Any, __init: Any = init, **kwargs: Any) -> None:
-                if kwargs.get("foreach") is None and kwargs.get("fused") is None:
+            def fused(self: Any, params: Any, *args: Any, __init: Any = init, **kwargs: Any) -> None:
+                params = params if isinstance(params, torch.Tensor) else list(params)  # that alone is refused
+                complex_ones = any(isinstance(t, torch.Tensor) and t.is_complex() for t in tree_leaves(params))
+                if kwargs.get("foreach") is None and kwargs.get("fused") is None and not complex_ones:
                     kwargs["fused"] = True
                     notes.append(f"{type(self).__name__} is fused")
-                __init(self, *args, **kwargs)
+                __init(self, params, *args, **kwargs)
 
             stack.enter_context(replaced([(kind, "__init__", functools.wraps(init)(fused))]))
         yield

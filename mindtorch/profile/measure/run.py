@@ -43,7 +43,7 @@ class Run:
         self.lines = LineWatch(lines, hits)
         self.generated = generation.Generated()
         self.sampling = Sampling()
-        self.optimizers: set[type] = set()  # their classes
+        self.optimizers: dict[type, bool] = {}  # their classes, and whether torch's fused kernels take the parameters
         self._twice = phases.twice()
         self.stepped: Counter[str] = Counter()  # by stage, how many steps of optimizers began
         self.interrupted = False
@@ -95,7 +95,8 @@ class Run:
         self._take([*self.registered.roles(made_only=True), *peak.of_model(root)])
 
     def _saw_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizers.add(type(optimizer))
+        real = all(p.is_floating_point() for group in optimizer.param_groups for p in group["params"])  # not complex
+        self.optimizers[type(optimizer)] = self.optimizers.get(type(optimizer), True) and real
         self._take(peak.of_optimizer(optimizer))
 
     def _saw_what_is_there(self) -> None:
@@ -113,7 +114,7 @@ class Run:
     def _noted(self) -> dict[str, Any]:
         """Of the recording."""
         return {"chains": self.lines.chains, "hits": self.lines.hits(), "generated": self.generated.facts,
-                "samples": self.sampling.samples, "optimizers": tuple(self.optimizers),
+                "samples": self.sampling.samples, "optimizers": self.optimizers,
                 "stepped": self.stepped, "differentiates_twice": phases.twice() > self._twice}  # fmt: skip
 
     def _take(self, roles: list[peak.Role]) -> None:

@@ -187,7 +187,8 @@ class Recording:
     shapes: Mapping[int, Shaped] | None = None  # by signature, where asked for
     chains: bool = False  # locations of rows know the lines that led there
     samples: Sequence[Sample] = ()  # graphs of some calls of the models
-    optimizers: Sequence[type] = ()  # classes of those that stepped, or are there
+    # Classes of those that stepped, or are there, and whether torch's fused kernels take their parameters.
+    optimizers: Mapping[type, bool] = field(default_factory=dict)
     stepped: Mapping[str, int] = field(default_factory=dict)  # by stage, steps of optimizers
     differentiates_twice: bool = False  # some backward pass had a graph of its own
     loaded: Loaded | None = None  # of a measured run

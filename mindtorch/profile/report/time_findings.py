@@ -323,12 +323,13 @@ def optimizer(of: Looked) -> Said | None:
     calls = sum(row.calls for row in ran) / of.steps()
     if of.forecast is not None and of.forecast.target.model is None and of.memory.get("device") == "cpu":
         return None  # of tensors that are on the CPU: there torch takes one by one what it takes together on a GPU
-    fusable = set(of.seen.optimizers) and set(of.seen.optimizers) <= set(_FUSABLE)
+    kinds = of.seen.optimizers
+    fusable = kinds and all(kind in _FUSABLE and takes for kind, takes in kinds.items())
     stepped = max(of.seen.stepped.get(of.seen.reached, 0), of.steps())
     a_step = stepped / of.steps()
     if not fusable or any("_fused_" in name for name in names) or calls <= _FEW * a_step:
         return None
-    named = ", ".join(sorted(kind.__name__ for kind in of.seen.optimizers))
+    named = ", ".join(sorted(kind.__name__ for kind in kinds))
     to_try = f"fused=True for {named}"
     whole = sum(row.ns for row in mine) / 1e9
     if of.forecast is None:
@@ -340,7 +341,7 @@ def optimizer(of: Looked) -> Said | None:
     parameters, state = _trained_bytes(of), of.kinds.get("optimizer state", 0)  # gradients are as large as parameters
     read, written = int((2 * parameters + state) / a_step), int((parameters + state) / a_step)
     works = [Work(None, 0, read, written, "float32", "optimizer", "aten::_fused_adamw_")]
-    if set(of.seen.optimizers) != {torch.optim.SGD}:  # the others count their steps, fused or not
+    if set(kinds) != {torch.optim.SGD}:  # the others count their steps, fused or not
         works.append(Work(None, 0, 4, 4, "float32", "optimizer", "aten::_foreach_add_"))
     device = stepped * sum(of.forecast.of(work).seconds for work in works)
     host = stepped * sum(about.host_seconds(work, of.forecast.target, False) for work in works)
