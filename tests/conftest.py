@@ -156,7 +156,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """No file of tests may take torch's slot for a foreign device when it is imported: with an NPU in it, hundreds of
     other tests fail far from the cause.
     """
@@ -164,7 +166,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, p
     report = yield
     after = torch._C._get_privateuse1_backend_name()
     if after != before:
-        pytest.exit(f"{collector.nodeid}: expected that importing it leaves torch's slot as {before!r}, got {after!r}", 3)
+        pytest.exit(f"{collector.nodeid}: expected that its import leaves torch's slot as {before!r}, got {after!r}", 3)
     return report
 
 

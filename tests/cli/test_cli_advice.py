@@ -121,7 +121,8 @@ def test_C4_what_if_is_what_its_author_would_have_written(name: str) -> None:
 
 def test_C4_what_if_fused_optimizer_leaves_what_torch_refuses_to_fuse() -> None:
     lines = ["import torch", "weight = torch.ones(64, dtype=torch.complex64, device='cuda', requires_grad=True)",
-             "optimizer = torch.optim.AdamW([weight])", "weight.abs().sum().backward()", "optimizer.step()"]  # fmt: skip
+             "optimizer = torch.optim.AdamW([weight])", "weight.abs().sum().backward()",
+             "optimizer.step()"]  # fmt: skip
     Path("waves.py").write_text("\n".join(lines))
     plain, found = totals("waves.py"), totals("--what-if", "fused-optimizer", "waves.py")
     assert found["totals"]["ops"] == plain["totals"]["ops"]
