@@ -75,7 +75,7 @@ def numbers_marked() -> Iterator[None]:
 
 
 def left_alone(report: Mapping[str, Any]) -> list[str]:
-    """Sentences about files that were not written, and about what could not be held back."""
+    """Sentences about files and folders that were not written, and about what could not be held back."""
     from .render import clean  # the help needs no rich
 
     words = []
@@ -86,18 +86,20 @@ def left_alone(report: Mapping[str, Any]) -> list[str]:
         names = sorted((clean(near(file)) for file in files), key=lambda name: (os.path.isabs(name), name))
         more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
         was = "was" if len(names) == 1 else "were"
-        words.append(f"{counted(len(names), 'file')} {was} not {what}: {', '.join(names[:_MOST])}{more}")
+        folders = sum(name.endswith("/") for name in names)
+        parts = [counted(n, kind) for n, kind in ((len(names) - folders, "file"), (folders, "folder")) if n]
+        words.append(f"{' and '.join(parts)} {was} not {what}: {', '.join(names[:_MOST])}{more}")
     if rest := report.get("not_held_back") or []:
         words.append(f"may have been changed all the same: {'; '.join(map(clean, rest))}")
     return words
 
 
 def near(path: str) -> str:
-    """Relative to the current directory where that is shorter."""
+    """Relative to the current directory where that is shorter. A folder's ends in "/", as before."""
     if not os.path.isabs(path):
         return path
     try:
-        relative = os.path.relpath(path)
+        relative = os.path.relpath(path) + ("/" if path.endswith("/") else "")
     except (OSError, ValueError):
         return path
     return relative if len(relative) < len(path) else path

@@ -345,21 +345,23 @@ class Overlays:
         return len(disks) == 1
 
     def changed(self) -> Iterator[tuple[str, bool]]:
-        """What was written or made, and what was there and is removed: absolute paths, and whether it is removed."""
+        """What was written or made, and what was there and is removed: absolute paths, those of folders with a "/" at
+        the end, and whether it is removed."""
         for path, below, above in self._covered:
             for folder, folders, files in os.walk(above):
                 inner = os.path.relpath(folder, above)
                 place, under = os.path.normpath(os.path.join(path, inner)), f"/proc/self/fd/{below}/{inner}"
                 gone = [name for name in files if _is_whiteout(os.lstat(os.path.join(folder, name)))]
-                yield from ((os.path.join(place, name), name in gone) for name in files)
+                yield from ((os.path.join(place, name), False) for name in files if name not in gone)
+                yield from ((os.path.join(place, _marked(under, name)), True) for name in gone)
                 if inner == ".":
                     continue
                 there = os.path.lexists(under)
                 if not folders and not files and not there:
-                    yield place, False
+                    yield f"{place}/", False
                 if there and self._is_new(folder):
                     hidden = sorted({*os.listdir(under)}.difference(folders, files)) if os.path.isdir(under) else ()
-                    yield from ((os.path.join(place, name), True) for name in hidden)
+                    yield from ((os.path.join(place, _marked(under, name)), True) for name in hidden)
 
     @staticmethod
     def _is_new(folder: str) -> bool:
@@ -367,6 +369,11 @@ class Overlays:
         with contextlib.suppress(OSError), _rights():
             return os.getxattr(folder, f"{'user' if _as_user else 'trusted'}.overlay.opaque") == b"y"
         return False
+
+
+def _marked(folder: str, name: str) -> str:
+    path = os.path.join(folder, name)
+    return f"{name}/" if os.path.isdir(path) and not os.path.islink(path) else name
 
 
 def _is_whiteout(found: os.stat_result) -> bool:

@@ -20,6 +20,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from mindtorch.base.words import counted
 from mindtorch.cli.main import cli
 from mindtorch.profile.estimate import private_files
 from mindtorch.profile.estimate.accelerator import Accelerator
@@ -153,7 +154,10 @@ def test_C4_an_estimate_writes_nothing(at: Path, mounts: bool, genie: Forked) ->
     named = {os.path.relpath(path, at) for path in (*found["not_written"], *found["not_removed"])}
     assert named >= NAMED
     assert not any("__pycache__" in path or "genie" in path for path in named)
-    assert f"{len(found['not_written'])} files were not written: " in " ".join(ran.stdout.split())
+    folders = sum(path.endswith("/") for path in found["not_written"])
+    and_folders = f" and {counted(folders, 'folder')}" if folders else ""
+    words = f"{len(found['not_written']) - folders} files{and_folders}"
+    assert f"{words} were not written: " in " ".join(ran.stdout.split())
     if covered:
         assert named >= {"by_c.txt", "keep_c.txt", "c2.txt", "c3.txt", "by_child.txt", "child.txt", "by_system"}
         assert found["not_held_back"] == []
@@ -203,7 +207,8 @@ def test_C4_what_is_named_is_what_would_be_there_or_there_no_more(at: Path, moun
     assert but_for_scratch(snapshot(at)) == but_for_scratch(before)
     ran = genie(at, "check", "--target", "h100", "program.py", mounts=mounts)
     said = " ".join(ran.stdout.split())
-    assert "4 files were not written: a.txt, b.txt" in said and "4 files were not removed: folder/inner" in said
+    assert "3 files and 1 folder were not written: a.txt, b.txt, kept/inner/, new.txt" in said
+    assert "3 files and 1 folder were not removed: folder/inner/, folder/one.txt" in said
 
 
 def test_C4_scratch_whose_name_nobody_chose_is_not_named(at: Path, genie: Forked) -> None:

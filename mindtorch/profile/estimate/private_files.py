@@ -136,8 +136,8 @@ def _renames_across(overlays: Overlays) -> Iterator[None]:
 
 def left_alone() -> dict[str, list[str]]:
     """Of the program so far. ``not_written``: absolute paths of what it would have written or made, without scratch
-    files; ``not_removed``: of what was there, and it would have removed or renamed; ``not_held_back``: what may have
-    reached something outside, in words."""
+    files; ``not_removed``: of what was there, and it would have removed or renamed (a folder's path ends in "/");
+    ``not_held_back``: what may have reached something outside, in words."""
     found = () if _now is None else _now.changed()
     scratch = re.compile(rf"{re.escape(tempfile.gettempdir())}/tmp[a-z0-9_]{{8}}").match  # whatever ending was chosen
     paths: tuple[set[str], set[str]] = set(), set()

@@ -75,6 +75,10 @@ def is_folder(path: str) -> bool:
     return False
 
 
+def _marked(path: str) -> str:
+    return f"{path}/" if is_folder(path) else path
+
+
 def name_of(descriptor: int) -> str:
     if sys.platform == "darwin":
         import fcntl
@@ -122,18 +126,20 @@ class Tree:
         self.dirty = False  # whether there may be anything in the folder
 
     def changed(self) -> Iterator[tuple[str, bool]]:
-        """What was written or made, and what was there and is removed: absolute paths, and whether it is removed."""
+        """What was written or made, and what was there and is removed: absolute paths, those of folders with a "/" at
+        the end, and whether it is removed."""
         for folder, folders, files in _walk(self._files):
             path = folder[len(self._files) :]
             for name in files:
                 if name != _OPAQUE:
-                    inner = f"{folder}/{name}"
-                    yield f"{path}/{name}", _is_gone(inner, real.lstat(inner))
+                    inner, outer = f"{folder}/{name}", f"{path}/{name}"
+                    gone = _is_gone(inner, real.lstat(inner))
+                    yield _marked(outer) if gone else outer, gone
             if path and not folders and files in ([], [_OPAQUE]) and not exists(path):
-                yield path, False
+                yield f"{path}/", False
             if _OPAQUE in files and is_folder(path):
                 hidden = sorted({*real.listdir(path)}.difference(folders, files))
-                yield from ((f"{path}/{name}", True) for name in hidden)
+                yield from ((_marked(f"{path}/{name}"), True) for name in hidden)
 
     # ---- where things are
 

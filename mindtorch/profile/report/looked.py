@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BACKWARD", "DATA", "OPTIMIZER", "Looked", "Said", "percent"]
 
+_OWN = 0.05  # of what is looked at: a line of the program's own that has less is not where to look
+
 BACKWARD, OPTIMIZER, DATA = map(context.PHASES.index, ("backward", "optimizer", "data"))
 
 
@@ -82,18 +84,23 @@ class Looked:
         steps = self.report["steps"]
         return max(steps["count"] - steps["warmup"], 1)
 
+    def an_iteration(self, count: float, what: str) -> str:
+        """"12 calls an iteration" of so many in all; without these words in a program that has no iterations."""
+        return f"{count / self.steps():,.0f} {what}{' an iteration' if self.report['steps']['count'] else ''}"
+
     def heaviest(self, rows: Iterable[Row], weight: Callable[[Row], float] = lambda row: row.ns) -> dict[str, Any]:
-        """The place where most of them is: a line of the program's own before one of a library."""
+        """The place where most of them is: a line of the program's own before one of a library, if it has enough."""
         found: Counter[tuple[int, int]] = Counter()
         for row in rows:
             found[row.location, row.module] += weight(row)  # type: ignore[assignment]
         lines: Counter[int] = Counter()
         for (location, _), much in found.items():
             lines[location] += much
+        enough = _OWN * sum(lines.values())
 
         def own(location: int) -> bool:
             where = context.location(location)
-            return where is not None and not package_of(where[0])
+            return lines[location] >= enough and where is not None and not package_of(where[0])
 
         line = max(lines, key=lambda location: (own(location), lines[location]), default=0)
         modules = {module: much for (location, module), much in found.items() if location == line}

@@ -205,8 +205,8 @@ def reads(of: Looked) -> Said | None:
     count = sum(reads.values())
     share = of.part(count * about.read_seconds(of.forecast.target))
     text = (
-        f"the program reads values from the device {count / of.steps():,.0f} × an iteration: about {percent(share)} of "
-        "the time, because the device is idle after each read until the next launch"
+        f"the program reads values from the device {of.an_iteration(count, '×')}: about {percent(share)} of the time, "
+        "because the device is idle after each read until the next launch"
     )
     to_try = "keep values on the device (torch.where, a sum that is read once at the end) instead of .item() and .cpu()"
     return Said(text, share, of.place(max(reads, key=reads.__getitem__, default=0)), to_try)
@@ -320,14 +320,15 @@ def optimizer(of: Looked) -> Said | None:
     mine = _of_optimizer(of)
     ran = [row for row in mine if row.sig and not of.seen.ops[row.sig].is_free]  # type: ignore[union-attr]
     names = {of.op(row) for row in ran}
-    calls = sum(row.calls for row in ran) / of.steps()
+    calls = sum(row.calls for row in ran)
+    often = of.an_iteration(calls, "operations")
     if of.forecast is not None and of.forecast.target.model is None and of.memory.get("device") == "cpu":
         return None  # of tensors that are on the CPU: there torch takes one by one what it takes together on a GPU
     kinds = of.seen.optimizers
     fusable = kinds and all(kind in _FUSABLE and takes for kind, takes in kinds.items())
     stepped = max(of.seen.stepped.get(of.seen.reached, 0), of.steps())
     a_step = stepped / of.steps()
-    if not fusable or any("_fused_" in name for name in names) or calls <= _FEW * a_step:
+    if not fusable or any("_fused_" in name for name in names) or calls <= _FEW * stepped:
         return None
     named = ", ".join(sorted(kind.__name__ for kind in kinds))
     to_try = f"fused=True for {named}"
@@ -336,7 +337,7 @@ def optimizer(of: Looked) -> Said | None:
         # Each optimizer that takes parameters together does more so than clipping does.
         if any("_foreach_" in name for name in names - {"aten::_foreach_mul_"}):
             return None
-        text = f"{percent(of.part(whole))} of the time is {named}: {calls:,.0f} operations an iteration, one by one"
+        text = f"{percent(of.part(whole))} of the time is {named}: {often}, one by one"
         return Said(text, of.part(whole), of.heaviest(mine), to_try)
     parameters, state = _trained_bytes(of), of.kinds.get("optimizer state", 0)  # gradients are as large as parameters
     read, written = int((2 * parameters + state) / a_step), int((parameters + state) / a_step)
@@ -350,8 +351,8 @@ def optimizer(of: Looked) -> Said | None:
     share = of.part(of.saved({OPTIMIZER: busy - device}, {OPTIMIZER: min(launched, whole) - host}))
     kernels = "one fused kernel" if round(a_step) == 1 else f"{a_step:,.0f} fused kernels, one for each step(),"
     text = (
-        f"{named} takes {percent(of.part(whole))} of the time in {calls:,.0f} operations an iteration; {kernels} would "
-        f"save about {percent(share)}, by the bytes moved"
+        f"{named} takes {percent(of.part(whole))} of the time in {often}; {kernels} would save about "
+        f"{percent(share)}, by the bytes moved"
     )
     return Said(text, share, of.heaviest(mine), to_try)
 
