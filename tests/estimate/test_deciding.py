@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
+import sys
 from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -144,3 +148,21 @@ def test_C4_a_mask_of_which_a_part_is_unknown_keeps_what_its_known_part_lets_it(
     assert ("nonzero", True) in {(row["op"], row["value"]) for row in assumptions.assumed()}
     predicted = torch.rand(16, 3, device="cuda").argmax(1)
     assert d[(predicted == 0) & (batch == 1)].shape == (4, 16) and not d[(predicted == 1) & (batch == 1)].numel()
+
+
+def test_C4_a_solver_that_got_assumed_values_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of BoTorch, an estimate counted an eighth of the calls that SciPy makes, and did not say that it cannot know."""
+    solver: dict[str, Any] = {"__name__": "scipy.optimize._lbfgsb_py"}
+    exec("def minimize(function, x):\n    while function(x) > 0: x = x / 2", solver)
+    monkeypatch.setitem(sys.modules, "scipy.optimize", ModuleType("scipy.optimize"))
+    line = sys._getframe().f_lineno + 4
+    with Estimator() as estimator:
+        weight = nn.Parameter(torch.ones(3, device="cuda"))
+        seen = torch.randn(3, device="cuda")
+        solver["minimize"](lambda x: (seen * weight).sum().item() * x, 2.0)
+        assert not (seen.sum() > 1).item()
+    (text,) = [text for text in estimator.report()["warnings"] if "scipy" in text]
+    words = re.fullmatch(
+        r"scipy\.optimize got assumed values \(test_deciding\.py:(\d+)\): how often .* not known", text
+    )
+    assert words and int(words[1]) == line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ __all__ = ["MANY", "MOST_ASSUMED", "anything", "assumed", "begin", "full", "inst
 MOST_ASSUMED = 1 << 24
 #: Distinct source lines and ops that are told apart; all others are one row.
 MOST_PLACES = 1000
+_SOLVERS = ("scipy.optimize", "scipy.integrate")  # call the program back until its numbers suit them
 MANY = 10_000  # reads on one line before somebody should know, and a loop be ended
 _number: float = 0
 _assumed: dict[tuple[str, int, str], dict[str, Any]] = {}
@@ -40,7 +42,7 @@ def assumed() -> list[dict[str, Any]]:
     """What was assumed since `begin`: one row per source line and op, most frequent first.
 
     Of each: file, line, function, source (text of the line), op, shape and dtype of the first tensor there, the value
-    it was taken to be full of, and calls.
+    it was taken to be full of, calls, and the package that solves with it, if one does.
     """
     return sorted((dict(row) for row in _assumed.values()), key=lambda row: -row["calls"])
 
@@ -108,6 +110,7 @@ def _note(op: str, size: Any, dtype: torch.dtype, value: Any) -> int:
             "dtype": str(dtype).removeprefix("torch."),
             "value": value,
             "calls": 0,
+            "solver": _solver(),
         }
     row["calls"] += 1
     if row["calls"] == MANY:
@@ -117,6 +120,18 @@ def _note(op: str, size: Any, dtype: torch.dtype, value: Any) -> int:
             stacklevel=2,
         )
     return int(row["calls"])
+
+
+def _solver() -> str:
+    """The package whose solver called the code that runs."""
+    frame = sys._getframe() if any(name in sys.modules for name in _SOLVERS) else None
+    while frame is not None:
+        module = frame.f_globals.get("__name__") or ""
+        for name in _SOLVERS:
+            if module.startswith(f"{name}."):
+                return name
+        frame = frame.f_back
+    return ""
 
 
 def too_large(op: str, elements: int) -> NoDataError:

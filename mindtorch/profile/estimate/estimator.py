@@ -412,6 +412,9 @@ class Estimator(Run):
                 f"unknown values decided the amount of work ({lines}): unknown masks keep all rows, unknown "
                 "elements made sparse are not 0, --assume sets the rest"
             )
+        for solver in sorted({row["solver"] for row in self._assumed} - {""}):
+            lines = ", ".join(f"{names[row['file']]}:{row['line']}" for row in self._assumed if row["solver"] == solver)
+            found.append(f"{solver} got assumed values ({lines}): how often it would call the program is not known")
         waited = [row for row in self._assumed if row["calls"] >= assumptions.MANY]
         if waited:
             lines = ", ".join(f"{names[row['file']]}:{row['line']}" for row in waited[:5])
