@@ -8,7 +8,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from mindtorch._ext.timeline cimport Timeline
 
-RECOMPUTING = "recomputing (checkpoint)"         # modules that backward calls again
+RECOMPUTING = "recomputed modules (checkpoint)"  # that backward calls again; each outermost one is a call
 
 cdef enum:
     MOST = 4096                                # names; further ones, of a program that numbers its own, are "(others)"
