@@ -24,10 +24,25 @@ from ..npu.tensor import is_npu
 from . import attention
 from .module_moves import is_opaque
 
-__all__ = ["patches"]
+__all__ = ["held_by", "not_saved", "not_traced", "patches"]
 
 
-def _held(module: Any) -> tuple[torch.Tensor, ...]:
+def not_traced(device: Any) -> UnsupportedOperationError:
+    """The error for a module or an input that is there."""
+    return UnsupportedOperationError(
+        f"[torch.jit.trace] expected tensors and modules on the CPU, got one on {device}: trace there, then move the "
+        f"traced module with .to('{device}') or call it on tensors of that device"
+    )
+
+
+def not_saved(device: Any) -> UnsupportedOperationError:
+    return UnsupportedOperationError(
+        f"[torch.jit.save] expected parameters, buffers and attributes on the CPU, got one on {device}: C++ would read "
+        "memory that it does not have; .to('cpu') first"
+    )
+
+
+def held_by(module: Any) -> tuple[torch.Tensor, ...]:
     return (*module.parameters(), *module.buffers()) if isinstance(module, torch.nn.Module) else ()
 
 
@@ -46,7 +61,7 @@ def _beside(held: tuple[torch.Tensor, ...], given: Any) -> Iterator[Any]:
 def _refusing(original: Callable[..., Any]) -> Any:
     @functools.wraps(original)
     def trace(func: Any, *args: Any, **kwargs: Any) -> Any:
-        held = _held(getattr(func, "__self__", func))  # of a module, or of one that this is a method of
+        held = held_by(getattr(func, "__self__", func))  # of a module, or of one that this is a method of
         with _beside(held, (args, kwargs)) as (args, kwargs):
             return there(held, func, args, kwargs)
 
@@ -54,10 +69,7 @@ def _refusing(original: Callable[..., Any]) -> Any:
         given = (*held, *tree_leaves((args, kwargs)))
         lazy = next((t for t in given if is_opaque(t)), None)
         if lazy is not None:
-            raise UnsupportedOperationError(
-                f"[torch.jit.trace] expected tensors and modules on the CPU, got one on {lazy.device}: trace there, "
-                f"then move the traced module with .to('{lazy.device}') or call it on tensors of that device"
-            )
+            raise not_traced(lazy.device)
         return original(func, *args, **kwargs)
 
     return trace
@@ -76,10 +88,7 @@ def _saving(original: Callable[..., Any]) -> Any:
     def save(self: Any, *args: Any, **kwargs: Any) -> Any:
         there = next(filter(is_opaque, _tensors(self)), None)
         if there is not None:
-            raise UnsupportedOperationError(
-                f"[torch.jit.save] expected parameters, buffers and attributes on the CPU, got one on {there.device}: "
-                "C++ would read memory that it does not have; .to('cpu') first"
-            )
+            raise not_saved(there.device)
         return original(self, *args, **kwargs)
 
     return save
@@ -88,7 +97,7 @@ def _saving(original: Callable[..., Any]) -> Any:
 def _exporting(original: Callable[..., Any]) -> Any:
     @functools.wraps(original)
     def export(mod: torch.nn.Module, args: Any = (), kwargs: Any = None, *others: Any, **options: Any) -> Any:
-        held = _held(mod)
+        held = held_by(mod)
         given = (*held, *tree_leaves((args, kwargs)))
         there = next((t for t in given if is_npu(t)), None)
         if there is not None:

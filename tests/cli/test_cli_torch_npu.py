@@ -180,3 +180,17 @@ def test_C1_without_an_npu_the_program_finds_none(tmp_path: Path, genie: Forked)
         "GENIE_ACL_LIBRARY names /nowhere/libascendcl.so"
     )
     assert done.returncode == 1 and hint in done.stderr and "genie profile --target 910b" in done.stderr
+
+
+def test_C8_what_is_refused_on_npus_is_refused_in_an_estimate_for_them(
+    tmp_path: Path, genie: Callable[..., Any]
+) -> None:
+    """By mindtorch, not by torch_npu: what the chip would do cannot be told, and the words are those of a run."""
+    trace, save = "torch.jit.trace(model, x)\n", "torch.jit.script(model).save('model.pt')\n"
+    for device, does, code in (("npu", trace, 2), ("cuda", save, 2), ("cpu", trace + save, 0)):
+        script = (
+            f"import torch\nmodel = torch.nn.Linear(4, 4).to('{device}')\nx = torch.ones(2, 4, device='{device}')\n"
+        )
+        done = genie(tmp_path, f"{script}model(x)\n{does}", "check", "--target", "910b")
+        assert done.returncode == code, (device, done.stdout, done.stderr)
+        assert ("on the CPU, got one on" in done.stdout + done.stderr) == bool(code)

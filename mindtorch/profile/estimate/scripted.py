@@ -1,6 +1,7 @@
 """TorchScript in an estimate: what is traced is run as it is, what is saved is remembered until the estimate ends.
 
-ONNX files are of no content; what torch.export would give has no sizes that go on.
+ONNX files are of no content; what torch.export would give has no sizes that go on. For an NPU, modules and tensors that
+are there are neither traced nor saved, as on an NPU itself (SPEC N5).
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ...base.errors import UnsupportedOperationError
 from ...base.patching import Patch
+from ...devices import mode
+from ...patch.tracing import held_by, not_saved, not_traced
 from . import saved
 from .private_files import actual
 
@@ -52,13 +56,25 @@ def _trace(func: Any, example_inputs: Any = None, *args: Any, **options: Any) ->
     """The function or module itself, after the run that tracing is."""
     given = options.get("example_kwarg_inputs") or {}
     inputs = () if example_inputs is None else example_inputs
+    if there := _on_npus(getattr(func, "__self__", func), inputs, given):
+        raise not_traced(there)
     func(*(inputs if isinstance(inputs, (tuple, list)) else (inputs,)), **given)
     if not hasattr(func, "save"):
         object.__setattr__(func, "save", functools.partial(_save, func))
     return func
 
 
+def _on_npus(module: Any, *given: Any) -> torch.device | None:
+    """Where one of these tensors is, of an estimate for an NPU; whatever the program calls it."""
+    if mode.now.accelerator != "npu":
+        return None
+    found = (t.device for t in (*held_by(module), *tree_leaves(given)) if isinstance(t, torch.Tensor))
+    return next((device for device in found if device.type not in ("cpu", "meta")), None)
+
+
 def _save(m: Any, f: Any, *args: Any, **options: Any) -> None:
+    if there := _on_npus(m):
+        raise not_saved(there)
     saved.remember(f, _Saved(m))
 
 
