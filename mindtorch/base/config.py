@@ -78,6 +78,12 @@ def npu_memory_fraction() -> float:
     return fraction
 
 
+def npu_capability() -> tuple[int, int] | None:
+    """``TORCH_NPU_DEVICE_CAPABILITY``: ``9.0``; None, as in torch_npu, where it is not set or is no such number."""
+    found = re.fullmatch(r"(\d+)\.(\d+)", os.environ.get("TORCH_NPU_DEVICE_CAPABILITY", ""))
+    return (int(found[1]), int(found[2])) if found else None
+
+
 def profile_cuda() -> str:
     """``GENIE_PROFILE_CUDA`` (``trace``): how a measured profile times ops on a GPU: ``trace``, by torch's own tracer,
     or ``wait``, for each op.

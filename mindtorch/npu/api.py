@@ -22,6 +22,7 @@ from mindtorch._ext.streams import (
     synchronize,
 )
 
+from ..base import config
 from . import chips
 from .library import device_index, why_unavailable
 from .random import (
@@ -128,6 +129,10 @@ class DeviceProperties:
     vector_core_num: int | None
     L2_cache_size: int | None
 
+    # What CUDA's have and NPUs do not: None, as of torch_npu.
+    major = minor = warp_size = gcnArchName = is_integrated = is_multi_gpu_board = None
+    max_threads_per_multi_processor = regs_per_multiprocessor = None
+
 
 def get_device_properties(device: Any = None) -> DeviceProperties:
     """Name, memory and cores of ``device``."""
@@ -142,9 +147,14 @@ def get_device_name(device: Any = None) -> str:
     return get_device_properties(device).name
 
 
-def get_device_capability(device: Any = None) -> None:
-    """None: Ascend chips have no compute capability, as torch_npu answers too."""
-    pool.check_index(device_index(device))
+def get_device_capability(device: Any = None) -> tuple[int, int] | None:
+    """None, as Ascend chips have no compute capability, or what ``TORCH_NPU_DEVICE_CAPABILITY`` says, as in torch_npu.
+
+    device may be the name of the chip, too.
+    """
+    if device != (acl.soc_name() or ""):
+        pool.check_index(device_index(device))
+    return config.npu_capability()
 
 
 def is_bf16_supported() -> bool:
@@ -153,7 +163,11 @@ def is_bf16_supported() -> bool:
 
 
 def can_device_access_peer(device: Any, peer_device: Any) -> bool:
-    """False: copies between devices go through the host's memory, so no access is needed or asked for."""
-    for each in (device, peer_device):
-        pool.check_index(device_index(each))
+    """False: copies between devices go through the host's memory, so no access is needed or asked for.
+
+    AssertionError, as of torch.cuda, for a device that is not there.
+    """
+    for each, what in ((device, "device"), (peer_device, "peer device")):
+        if not 0 <= device_index(each) < device_count():
+            raise AssertionError(f"Invalid {what} id")
     return False

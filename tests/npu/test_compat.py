@@ -110,6 +110,23 @@ def test_N3_settings_are_remembered(npu: ModuleType) -> None:
         npu.set_option({"ACL_PRECISION_MODE": 5})
     with pytest.raises(mindtorch.UnsupportedOperationError, match="expected 0"):
         npu.set_sync_debug_mode("warn")
+    for mode, known in ((-1, "0,1,2"), (3, "0,1,2"), ("never", "`default`, `warn`, `error`")):
+        with pytest.raises(RuntimeError, match=f"^invalid value of debug_mode, expected one of {known}, got {mode!r}$"):
+            npu.set_sync_debug_mode(mode)
+
+
+def test_N3_what_torch_npu_answers_of_devices(npu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = npu.get_device_properties(0)
+    names = "major minor warp_size gcnArchName is_integrated is_multi_gpu_board max_threads_per_multi_processor"
+    assert all(getattr(properties, name) is None for name in (*names.split(), "regs_per_multiprocessor"))
+    for said, answer in (("9.0", (9, 0)), ("8.10", (8, 10)), ("8.a", None), ("8", None), ("", None)):
+        monkeypatch.setenv("TORCH_NPU_DEVICE_CAPABILITY", said)
+        assert npu.get_device_capability() == npu.get_device_capability(0) == answer
+        assert npu.get_device_capability(properties.name) == npu.get_device_capability(npu.device(0)) == answer
+    with pytest.raises(AssertionError, match="^Invalid device id$"):
+        npu.can_device_access_peer(-1, 0)
+    with pytest.raises(AssertionError, match="^Invalid peer device id$"):
+        npu.can_device_access_peer(0, npu.device_count())
 
 
 def test_N3_memory_by_share_and_by_address(npu: ModuleType) -> None:
