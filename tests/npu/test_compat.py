@@ -439,6 +439,17 @@ def test_N3_what_compiled_programs_import_of_torch_npu(in_npu_program: Callable[
     """).splitlines() == ["True (1, 4) torch.float16 npu:0 20", "True 2", "True npu:0 2 10", "77 is not a valid Format"]
 
 
+def test_N3_storages_are_moved_to_npus(in_npu_program: Callable[..., str]) -> None:
+    assert in_npu_program("""
+        import torch, mindtorch.npu.compat
+        plain = torch.tensor([1, 2, 3], dtype=torch.int32)
+        for storage in (plain.untyped_storage(), plain.storage()):
+            moved = storage.npu()
+            moved.fill_(1), storage.npu(1).fill_(2), storage.npu("npu:1", non_blocking=True)
+            print(moved.device, storage.npu("npu:1").device, moved.tolist()[:4], storage.npu().nbytes(), plain.tolist())
+    """).splitlines() == ["npu:0 npu:1 [1, 1, 1, 1] 12 [1, 2, 3]"] * 2
+
+
 def test_N3_the_version_of_cann_is_what_its_installation_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_python: Callable[..., Any]
 ) -> None:

@@ -15,6 +15,7 @@ from ...base.errors import UnsupportedOperationError
 from ...base.patching import for_good
 from ...patch import hooks, slot
 from .. import finder, legacy
+from ..library import device_index
 
 __all__ = ["install"]
 
@@ -38,10 +39,17 @@ def install() -> None:
     from . import distributed
 
     distributed.install()
-    for_good([(torch.Tensor, "type", _type)])
+    storages = (torch.UntypedStorage, torch.TypedStorage)
+    for_good([(torch.Tensor, "type", _type), *((kind, "npu", _storage_on_npu) for kind in storages)])
     if not hasattr(torch.Tensor, "is_npu"):
         for_good([(torch.Tensor, "is_npu", hooks.IS_NPU)])
     finder.watch()
+
+
+def _storage_on_npu(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
+    """A copy of a storage of the CPU's on an NPU, by default the current one; there all storages are of bytes."""
+    whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(getattr(self, "_untyped_storage", self))
+    return whole.to(f"npu:{device_index(device)}", non_blocking=non_blocking).untyped_storage()
 
 
 @functools.wraps(_torch_type)
