@@ -123,9 +123,9 @@ def test_N3_what_torch_npu_answers_of_devices(npu: ModuleType, monkeypatch: pyte
         monkeypatch.setenv("TORCH_NPU_DEVICE_CAPABILITY", said)
         assert npu.get_device_capability() == npu.get_device_capability(0) == answer
         assert npu.get_device_capability(properties.name) == npu.get_device_capability(npu.device(0)) == answer
-    with pytest.raises(AssertionError, match="^Invalid device id$"):
+    with pytest.raises(AssertionError, match="Invalid device id"):
         npu.can_device_access_peer(-1, 0)
-    with pytest.raises(AssertionError, match="^Invalid peer device id$"):
+    with pytest.raises(AssertionError, match="Invalid peer device id"):
         npu.can_device_access_peer(0, npu.device_count())
 
 
@@ -440,14 +440,17 @@ def test_N3_what_compiled_programs_import_of_torch_npu(in_npu_program: Callable[
 
 
 def test_N3_storages_are_moved_to_npus(in_npu_program: Callable[..., str]) -> None:
-    assert in_npu_program("""
+    assert (
+        in_npu_program("""
         import torch, mindtorch.npu.compat
         plain = torch.tensor([1, 2, 3], dtype=torch.int32)
         for storage in (plain.untyped_storage(), plain.storage()):
             moved = storage.npu()
             moved.fill_(1), storage.npu(1).fill_(2), storage.npu("npu:1", non_blocking=True)
             print(moved.device, storage.npu("npu:1").device, moved.tolist()[:4], storage.npu().nbytes(), plain.tolist())
-    """).splitlines() == ["npu:0 npu:1 [1, 1, 1, 1] 12 [1, 2, 3]"] * 2
+    """).splitlines()
+        == ["npu:0 npu:1 [1, 1, 1, 1] 12 [1, 2, 3]"] * 2
+    )
 
 
 def test_N3_the_version_of_cann_is_what_its_installation_says(

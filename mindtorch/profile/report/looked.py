@@ -85,7 +85,7 @@ class Looked:
         return max(steps["count"] - steps["warmup"], 1)
 
     def an_iteration(self, count: float, what: str) -> str:
-        """"12 calls an iteration" of so many in all; without these words in a program that has no iterations."""
+        """ "12 calls an iteration" of so many in all; without these words in a program that has no iterations."""
         return f"{count / self.steps():,.0f} {what}{' an iteration' if self.report['steps']['count'] else ''}"
 
     def heaviest(self, rows: Iterable[Row], weight: Callable[[Row], float] = lambda row: row.ns) -> dict[str, Any]:
