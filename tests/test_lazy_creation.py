@@ -394,9 +394,10 @@ def test_L3_convolutions_are_laid_out_as_eager_lays_them_out(dtype: torch.dtype,
             assert convolve(volume.to(LAZY), weight3.to(LAZY), padding=padding).stride() == eager.stride()
 
 
-def test_L3_lazy_tensors_cannot_be_made_by_their_class() -> None:
-    with pytest.raises(mindtorch.LazyTensorError, match="device="):
-        mindtorch.LazyTensor([1.0])
+def test_L3_their_class_makes_what_torch_tensor_makes(same_as_eager: Callable[..., None]) -> None:
+    """As with ``type(t)(...)`` in programs: the legacy constructor, and so a tensor of the default device."""
+    assert type(mindtorch.LazyTensor([1.0])) is torch.Tensor
+    same_as_eager(lambda d: [type(torch.ones(1, device=d))(*given) for given in ((), ([1.0, 2.0],), (torch.ones(2),))])
 
 
 # ---- L9 --------------------------------------------------------------------------------------------------------------
