@@ -1,0 +1,59 @@
+"""C2: the place and the counts of a finding, as the rows have them."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mindtorch._ext import context
+from mindtorch.profile.report import looked
+from mindtorch.profile.report.rows import Row
+
+_LIBRARY = str(Path(sysconfig.get_path("stdlib"), "site-packages", "library.py"))
+_PLACES = {
+    1: ("program.py", 3, "main"),
+    2: (_LIBRARY, 5, "step"),
+    3: (_LIBRARY, 7, "draw"),
+    4: ("program.py", 9, "main"),
+}
+
+
+def of(steps: int = 0, warmup: int = 0) -> looked.Looked:
+    seen: Any = SimpleNamespace(names={8: "net", 9: "net.head"}, mode="measured")
+    report = {"totals": {"time_s": 1.0}, "memory": None, "steps": {"count": steps, "warmup": warmup}}
+    return looked.Looked(seen, report, [], None, SimpleNamespace())  # type: ignore[arg-type]
+
+
+def row(location: int, ns: int, module: int = 0) -> Row:
+    return Row(1, module, location, 0, 1, ns, 0)
+
+
+@pytest.fixture(autouse=True)
+def places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looked, "context", SimpleNamespace(location=_PLACES.get, PHASES=context.PHASES))
+
+
+@pytest.mark.parametrize(("own", "line"), [(5, 3), (4, 7)])
+def test_C2_a_finding_names_a_line_of_the_programs_own_that_has_enough_of_it(own: int, line: int) -> None:
+    """It named a print() that had a thousandth, though a library's lines had the rest."""
+    rows = [row(1, own), row(2, 40 - own), row(3, 60, 8)]
+    place = of().heaviest(rows)
+    assert place["line"] == line and place["module"] == ("" if line == 3 else "net")
+
+
+def test_C2_a_finding_names_the_heaviest_line_and_the_module_that_has_most_of_it() -> None:
+    rows = [row(1, 30, 8), row(4, 20, 8), row(4, 25, 9), row(2, 800)]
+    place = of().heaviest(rows)
+    assert (place["file"], place["line"], place["module"]) == ("program.py", 9, "net.head")
+    assert of().heaviest(rows, lambda each: each.ns if each.location == 1 else 0)["line"] == 3
+    assert of().heaviest([])["line"] == 0
+
+
+def test_C2_counts_are_per_iteration_where_there_are_iterations() -> None:
+    assert of().an_iteration(12, "×") == "12 ×"
+    assert of(1).an_iteration(12, "×") == "12 × an iteration"
+    assert of(5, 1).an_iteration(12_000, "operations") == "3,000 operations an iteration"
