@@ -646,6 +646,11 @@ def enter_stage(phase):
     return previous
 
 
+def forget_loss():
+    """What the calling thread does from here on is no loss of the forward pass that it saw last."""
+    mt_get().between = 0
+
+
 # ---------------------------------------------------------------- from Python
 
 def track_calls(function, original):

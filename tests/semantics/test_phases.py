@@ -8,6 +8,8 @@ import torch
 
 from mindtorch._ext import context
 from mindtorch.engine import semantics
+from mindtorch.profile import Profiler
+from mindtorch.profile.estimate.estimator import Estimator
 
 
 def phase():
@@ -316,3 +318,15 @@ def test_L12_stage_ends_with_an_error(tracked):
     with pytest.raises(ValueError, match="in 0"):
         context.enter_stage(len(context.PHASES))
     assert phase() == "other"
+
+
+@pytest.mark.parametrize("block", [Profiler, Estimator])
+def test_L12_what_a_block_begins_with_is_no_loss_of_the_block_before(block):
+    """An evaluation in one block made the next one's first operations "forward"."""
+    model, other = torch.nn.Linear(2, 2), context.PHASES.index("other")
+    for _ in range(2):
+        with block():
+            assert context.get_phase() == other
+            model(torch.ones(1, 2)).sum()
+            assert context.phase_name(context.get_phase()) == "forward"
+        assert context.get_phase() == other

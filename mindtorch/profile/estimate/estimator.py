@@ -166,6 +166,7 @@ class Estimator(Run):
         self.sampling.close()
         self.book.refresh()
         generation.over()
+        context.forget_loss()
         self.registered.look()
         peak.say_roles(self.registered)
         self._assumed, self._differ = known.assumed(), draws.differ()

@@ -208,6 +208,7 @@ class Profiler(Run):
         self.compiled = compiled_frames() - self._frames
         self.book.refresh()
         generation.over()
+        context.forget_loss()
         if not self._announced and not self.frozen_ns:
             self.iterations.finish(self.collector.stopped)
         if self._stage == "rest" and not self.frozen_ns:
