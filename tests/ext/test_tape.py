@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import mindtorch
-from mindtorch._ext import intern, tape
+from mindtorch._ext import context, intern, lazy, tape
 from mindtorch.engine.execute.values import tape as main
+from mindtorch.engine.semantics import generation
 
 LAZY = "remote_accelerator:0"
 
@@ -216,3 +217,22 @@ def test_L7_values_with_several_names_stay_shared_in_copies(names: int) -> None:
         return [t.tolist() for t in (*held, *made)]
 
     assert program(LAZY) == program("cpu")
+
+
+def test_L12_only_candidates_get_the_phase_that_they_turned_out_to_be() -> None:
+    class Adds(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    model, x = Adds(), torch.ones(2, device=LAZY)
+    before, made = lazy.position(), []
+    context.follow_generation(lambda *_: context.CANDIDATE, lambda *_: None)
+    try:
+        with torch.no_grad():
+            made += [model(x), x * 2, model(x), x - 3]
+            lazy.tell_phase(before + 2, context.PHASES.index("decode"))
+    finally:
+        generation.install()
+    phases = [context.phase_name(main.describe(seq)[3]) for seq in range(before, lazy.position())]
+    assert phases == ["forward", "other", "decode", "other"], "a candidate from before is none of these"
+    assert [t.tolist() for t in made] == [[2.0, 2.0], [2.0, 2.0], [2.0, 2.0], [-2.0, -2.0]]
