@@ -61,7 +61,7 @@ NEAREST = {
     "_ext/labels.pyx": "profile/test_times.py profile/test_report.py",
     "_ext/layout.pyx": "ext/test_shapes.py test_lazy_layouts.py",
     "_ext/lazy.pyx": "ext/test_tape.py test_lazy_tensor.py test_limits.py test_incremental.py test_failures.py",
-    "_ext/ledger.pyx": "profile/test_memory_estimate.py estimate/test_caching_allocator.py",
+    "_ext/ledger.pyx": "profile/test_memory_estimate.py estimate/test_caching_allocator.py estimate/test_estimating.py",
     "_ext/location.pyx": "ext/test_context.py profile/test_lines.py",
     "_ext/looking.pyx": "profile/test_waiting.py profile/test_lines.py",
     "_ext/op*.pyx": "profile/test_report.py",

@@ -315,6 +315,7 @@ def test_C4_a_storage_of_elements_takes_memory_for_as_many() -> None:
     with Estimator() as seen:
         flat = torch.empty(1000)
         flat._typed_storage()._resize_(0)
+        assert flat._typed_storage()._size() == 0
         torch.ones(10)
         flat._typed_storage()._resize_(2000)
         assert flat._typed_storage()._size() in (1000, 2000)
