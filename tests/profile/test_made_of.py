@@ -442,3 +442,33 @@ def test_L13_convolutions_of_two_models_are_places_of_their_own(how):
     _, patterns = report(how, program)
     assert (patterns["convolution"]["instances"], patterns["convolution"]["calls"]) == (4, 24)
     assert patterns["convolution"]["verified"]
+
+
+class Residual(nn.Module):
+    """One line does a feed-forward, and what is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(32, 64), nn.Linear(64, 32), nn.LayerNorm(32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+@pytest.mark.parametrize("estimated", [True, False])
+def test_C2_a_pattern_has_what_its_modules_waited_for_between_operations(estimated: bool) -> None:
+    """Of lines that do several things, no pattern had the launches, nor Python's time: a third of it was told."""
+    device = "cuda" if estimated else "cpu"
+    with Estimator(target=targets.find("h100")) if estimated else Profiler(warmup=1) as seen, torch.no_grad():
+        model = nn.Sequential(Residual(), Residual()).to(device)
+        for _ in range(3):
+            model(torch.ones(4, 8, 32, device=device))
+    report = seen.report()
+    found = {row["name"]: row["time_s"] for row in report["patterns"]}
+    rows = {row["path"]: row for row in report["modules"]}
+    linears = sum(row["self_s"] for path, row in rows.items() if path.endswith((".up", ".down")))
+    norms = sum(row["self_s"] for path, row in rows.items() if path.endswith(".norm"))
+    blocks = sum(row["total_s"] for path, row in rows.items() if path in ("Sequential.0", "Sequential.1"))
+    assert linears < found["feed-forward"] <= blocks - norms
+    assert found["normalization"] == pytest.approx(norms, rel=0.01)
+    assert sum(found.values()) <= report["totals"]["time_s"]

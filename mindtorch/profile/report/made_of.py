@@ -16,6 +16,7 @@ from mindtorch.engine.record.arguments import quiet
 from mindtorch.graph.patterns import Instance, find_patterns, loaded
 from mindtorch.graph.patterns.flow import MOVES, PRODUCTS
 from mindtorch.profile.cost.roofline import BOUNDS
+from mindtorch.profile.report.rows import MODULE, PHASE
 
 if TYPE_CHECKING:
     from mindtorch.graph import ComputationGraph
@@ -42,14 +43,13 @@ class _Label(NamedTuple):
 
 
 class Labels:
-    """What the graphs say of (module, line, op), of (module, line, phase), and of an op of a module."""
+    """What the graphs say of (module, line, op), and of an op of a module."""
 
     def __init__(self, samples: Sequence[Sample], names: Names) -> None:
         self.anchors: Counter[Key] = Counter()  # how often an instance's own call has that key
         self.alike: Counter[Key] = Counter()  # how often any call of those graphs has it
         self.cores: Counter[Key] = Counter()  # how often one does that stands for what one call of torch does
         self.of: dict[Key, _Label] = {}
-        self.at_line: dict[tuple[int, Any, int], _Label | None] = {}
         self.in_module: dict[tuple[int, str], str | None] = {}  # (module, op), of those that have gradients: pattern
         self.attributes: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self.verified: dict[str, list[bool]] = defaultdict(list)
@@ -86,7 +86,6 @@ class Labels:
                         mixed.add(key)
                     if key[1] is _ANYWHERE:
                         continue
-                    _agree(self.at_line, (*key[:2], graph._phase[node]), label_)  # a line may do a whole step
                     if node in differentiated and key[0]:
                         for op in (_PRODUCT if key[2] in PRODUCTS else key[2], _ANY):
                             _agree(self.in_module, (key[0], op), label_ and label_.pattern)
@@ -104,16 +103,15 @@ class Labels:
         return key if key in self.alike or not row.module else (row.module, _ANYWHERE, op)
 
     def label(self, row: Row, op: str) -> _Label | None:
-        """Of a row; what ran backward belongs to what its module did forward by that op, where that was one thing."""
-        place = context.location(row.location)
-        if row.sig and (label := self.of.get(self.key(row, op))) is not None:
+        """Of an op's row; what ran backward belongs to what its module did forward by that op, if that was one thing."""
+        if (label := self.of.get(self.key(row, op))) is not None:
             return label
         if row.phase == _BACKWARD:
             forward = _PRODUCT if op in PRODUCTS else _forward(op)
             if (pattern := self.in_module.get((row.module, forward), "")) == "":
                 pattern = self.in_module.get((row.module, _ANY))
             return _Label(pattern, -1) if pattern else None
-        return None if row.sig else self.at_line.get((row.module, place, row.phase))
+        return None
 
 
 def _around(graph: ComputationGraph, instance: Instance, keys: Mapping[int, Sequence[Key]], names: Names) -> str:
@@ -225,21 +223,38 @@ def pattern_rows(
     """
     found: dict[str, dict[str, Any]] = {}
     where: dict[str, set[int]] = defaultdict(set)
-    for row in rows:
-        op = seen.op_name(row.sig)
-        label = labels.label(row, op)
-        if label is None:
-            continue
-        entry = found.setdefault(label.pattern, {"calls": 0, "ns": 0, "flops": 0, "bound": dict.fromkeys(BOUNDS, 0.0)})
-        entry["ns"] += row.ns
-        entry["flops"] += row.calls * (seen.flops[row.sig] or (0, 0))[0]
+    # By module, line and phase: how much was called there of each pattern, and of none.
+    called: dict[tuple[int, ...], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    between: list[Row] = []  # Python's time, or the device's that waits for it, and views: of what was called there
+
+    def add(pattern: str, row: Row, part: float = 1.0) -> dict[str, Any]:
+        entry = found.setdefault(pattern, {"calls": 0, "ns": 0.0, "flops": 0, "bound": dict.fromkeys(BOUNDS, 0.0)})
+        entry["ns"] += part * row.ns
         if forecast is not None:
             bound = forecast.cost(row.sig).bound
-            entry["bound"][bound] = entry["bound"].get(bound, 0.0) + forecast.about(row)
+            entry["bound"][bound] = entry["bound"].get(bound, 0.0) + part * forecast.about(row)
+        return entry
+
+    for row in rows:
+        op = seen.op_name(row.sig)
+        label = labels.label(row, op) if row.sig else None
+        if label is None and (not row.sig or seen.ops[row.sig].category == "view"):  # type: ignore[union-attr]
+            between.append(row)
+            continue
+        much = row.calls * (1.0 if forecast is None else forecast.host(row.sig, row.phase))
+        called[row[MODULE : PHASE + 1]]["" if label is None else label.pattern] += much
+        if label is None:
+            continue
+        entry = add(label.pattern, row)
+        entry["flops"] += row.calls * (seen.flops[row.sig] or (0, 0))[0]
         key = labels.key(row, op)
-        if row.sig and (own := labels.anchors[key]) and row.phase != _BACKWARD:
+        if (own := labels.anchors[key]) and row.phase != _BACKWARD:
             entry["calls"] += Fraction(row.calls * own, labels.alike[key])  # a line may have such a call twice in one
             where[label.pattern].add(label.place)
+    for row in between:
+        there = called[row[MODULE : PHASE + 1]]
+        for pattern in there.keys() - {""}:
+            add(pattern, row, there[pattern] / (sum(there.values()) or 1.0))
     found_rows = [
         {
             "name": name,
