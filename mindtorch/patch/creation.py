@@ -119,6 +119,7 @@ def _refused_by_torch(func: Callable[..., Any], args: tuple, kwargs: dict[str, A
 
 def _create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
     tensors.in_use()
+    args, kwargs = arguments.with_dtypes(args, kwargs)
     if mode.now.ranks is not None and (made := mode.now.ranks.create(func, args, kwargs)) is not NotImplemented:
         return made
     device = kwargs.get("device")

@@ -384,6 +384,14 @@ def test_D5_what_is_made_after_an_npu_tensor_is_where_it_is_said(npu: ModuleType
         assert str(made.device) == expected and made.dtype is torch.float16, device
 
 
+def test_N2_pythons_types_are_dtypes() -> None:
+    plain = torch.tensor([1.5, 0.0])
+    for there in (plain.to("npu:1", int), plain.to(device="npu:1", dtype=int), plain.to("npu:1").to(int)):
+        assert there.dtype is torch.int64 and str(there.device) == "npu:1" and there.tolist() == [1, 0]
+    assert torch.ones(2, dtype=bool, device="npu:1").tolist() == [True, True]
+    assert plain.to("npu:1").to("cpu", bool).tolist() == [True, False]
+
+
 def test_N5_what_cpp_would_read_is_refused(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2).to("npu:1")
     with pytest.raises(mindtorch.UnsupportedOperationError, match="npu:1"):

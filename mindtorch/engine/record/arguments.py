@@ -103,8 +103,24 @@ def same_device(device: torch.device) -> bool:
     return device.type == "cpu" or BY_TYPE.get(device.type) is RECORDED
 
 
+#: What torch takes for a dtype, beside its own.
+_OF_PYTHON: dict[Any, torch.dtype] = {
+    bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128,
+}  # fmt: skip
+
+
+def with_dtypes(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """The same with torch's dtypes for Python's types: ``t.to(bool)``, ``torch.ones(3, dtype=int)``."""
+    if any(type(a) is type for a in args):
+        args = tuple(_OF_PYTHON.get(a, a) if type(a) is type else a for a in args)
+    if type(dtype := kwargs.get("dtype")) is type:
+        kwargs = {**kwargs, "dtype": _OF_PYTHON.get(dtype, dtype)}
+    return args, kwargs
+
+
 def to_options(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, bool, Any]:
     """(dtype, non_blocking, memory_format) of a ``.to(...)`` call; a move between devices always copies."""
+    args, kwargs = with_dtypes(args, kwargs)
     rest = list(args[1:]) if args else []
     dtype = kwargs.get("dtype")
     other = args[0] if args else kwargs.get("tensor")

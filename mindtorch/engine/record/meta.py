@@ -21,6 +21,7 @@ from ...devices.lazy_device import device_at, known_device, place_of
 from ...devices.places import RECORDED, where
 from ..tensor import classes
 from ..tensor.recorded import RecordedTensor
+from .arguments import with_dtypes
 
 #: The operator that reads one value.
 SCALAR = "aten::_local_scalar_dense"
@@ -307,6 +308,7 @@ class MetaTensor(RecordedTensor):
 
 def _options(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """(device or None, the other options by name) of a ``.to(...)`` call."""
+    args, kwargs = with_dtypes(args, kwargs)
     options = dict(kwargs)
     target = options.pop("device", None)
     other = options.pop("tensor", None)

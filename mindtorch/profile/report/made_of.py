@@ -103,7 +103,7 @@ class Labels:
         return key if key in self.alike or not row.module else (row.module, _ANYWHERE, op)
 
     def label(self, row: Row, op: str) -> _Label | None:
-        """Of an op's row; what ran backward belongs to what its module did forward by that op, if that was one thing."""
+        """Of an op's row; what ran backward belongs to what its module did forward by that op, if that is one thing."""
         if (label := self.of.get(self.key(row, op))) is not None:
             return label
         if row.phase == _BACKWARD:
