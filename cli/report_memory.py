@@ -98,8 +98,7 @@ def assumed(report: dict[str, Any], canvas: Canvas) -> None:
         return
     calls = sum(row.get("calls", 1) for row in rows)
     canvas.paragraph(
-        f"{counted(calls, 'read')} of values that an estimate does not know {'was' if calls == 1 else 'were'} assumed "
-        "(--assume to choose):",
+        f"values that an estimate does not know were assumed {counted(calls, 'time')} (--assume to choose):",
         "yellow",
         "  · ",
     )

@@ -166,3 +166,28 @@ def test_C4_a_solver_that_got_assumed_values_is_named(monkeypatch: pytest.Monkey
         r"scipy\.optimize got assumed values \(test_deciding\.py:(\d+)\): how often .* not known", text
     )
     assert words and int(words[1]) == line
+
+
+def test_C4_what_a_known_mask_chooses_is_no_unknown_amount_of_work() -> None:
+    """Indexing by a mask noted the values, too: twice where both were unknown, and where the mask was known."""
+    with Estimator() as estimator:
+        data, known = torch.randn(4, 2), torch.tensor([True, False, True, False])
+        assert data[known].shape == (2, 2) and data[:, 0].masked_select(known).shape == (2,)
+        assert not assumptions.anything()
+        assert data[data[:, 0] > 1].shape == (4, 2)
+        assert "abc"[torch.rand(3).multinomial(1)[0]] == "a"
+    report = estimator.report()
+    assert [(row["op"], row["calls"]) for row in report["assumed"]] == [("index", 1), ("__index__", 1)]
+    (text,) = [text for text in report["warnings"] if "amount of work" in text]
+    line = report["assumed"][0]["line"]
+    assert text == f"unknown values decided the amount of work (test_deciding.py:{line}): unknown masks keep all rows"
+
+
+def test_C4_how_unknown_values_decide_sizes_is_said_of_those_that_did() -> None:
+    with Estimator() as estimator:
+        assert torch.randn(4).unique().shape == (1,)
+        torch.randn(2, 2).to_sparse()
+    (text,) = [text for text in estimator.report()["warnings"] if "amount of work" in text]
+    assert text.endswith(
+        "): unknown elements made sparse are not 0, unknown elements are all equal, so that one is unique"
+    )

@@ -25,7 +25,7 @@ from .arguments import with_dtypes
 
 #: The operator that reads one value.
 SCALAR = "aten::_local_scalar_dense"
-_SCALARS = frozenset({"item", "bool", "int", "float", "complex", "index"})
+_SCALARS = frozenset({"item", "bool", "int", "float", "complex", "__index__"})
 
 
 def value_of(t: Any, what: str) -> torch.Tensor:
@@ -220,7 +220,7 @@ class MetaTensor(RecordedTensor):
         return complex(value_of(self, "complex"))
 
     def __index__(self) -> int:
-        return value_of(self, "index").__index__()
+        return value_of(self, "__index__").__index__()  # not aten's index
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> NoReturn:
         refuse("dlpack")

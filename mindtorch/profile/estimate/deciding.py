@@ -89,6 +89,11 @@ def keeps(name: str, t: Any) -> Any:
     return uniform(t)
 
 
+def sizes(name: str, t: Any) -> bool:
+    """Does the size of what the op gives follow from what ``t`` holds? Of what is indexed by a mask it does not."""
+    return name not in _BY_MASK or _core.meta_of(_core.get_handle(t))[0] in _MASKS
+
+
 def combine(call: int, info: Any, inputs: list[Any], results: list[Any], values: list[Any]) -> None:
     """Note which rows a mask keeps that is made of known masks and unknown ones: thresholds, that keep all of them."""
     if info.name not in _COMBINING or not results or any(t.dtype is not torch.bool for t in (*inputs, *results)):
@@ -124,6 +129,7 @@ def rows(t: Any, op: str, value: torch.Tensor | None) -> torch.Tensor | None:
     return found  # type: ignore[no-any-return]
 
 
+_BY_MASK = frozenset({"aten::index", "aten::masked_select"})
 _MASKS = frozenset({torch.bool, torch.uint8})
 #: From dense to sparse: what is not 0 is stored.
 TO_SPARSE = frozenset(f"aten::{of}to_sparse{kind}" for of in ("", "_") for kind in ("", "_csr", "_csc", "_bsr", "_bsc"))

@@ -406,10 +406,10 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
         finally:
             refused = None
     with predict.quiet():
-        values = [
-            assumptions.full(t, info.name, depends, deciding.keeps(info.name, t)) if v is None else v
-            for t, v in zip(inputs, values, strict=True)
-        ]
+        for i, t in enumerate(inputs):
+            if values[i] is None:
+                note = depends and deciding.sizes(info.name, t)
+                values[i] = assumptions.full(t, info.name, note, deciding.keeps(info.name, t))
     try:
         return _on_values(info, args, kwargs, inputs, values, written, exact=False)
     except (RuntimeError, NotImplementedError) as error:
