@@ -13,6 +13,7 @@ from torch import nn
 
 import mindtorch
 from mindtorch.base.errors import NoDataError, UnsupportedOperationError, UsageError
+from mindtorch.profile.cost import targets as known_targets
 from mindtorch.profile.estimate.accelerator import Accelerator
 from mindtorch.profile.estimate.assumptions import assumed
 from mindtorch.profile.estimate.estimating import estimating
@@ -328,3 +329,11 @@ def test_C4_a_module_that_runs_nothing_without_data_is_no_mistake() -> None:
         for _ in range(2):
             nn.Softmax(-1)(torch.from_numpy(np.zeros((4, 4), np.float32)))
     assert not [text for text in seen.report()["warnings"] if "told apart" in text]
+
+
+@pytest.mark.parametrize(("device", "told"), [("cuda", True), ("cpu", False)])
+def test_C4_recurrent_layers_are_said_to_be_estimated_step_by_step(device: str, told: bool) -> None:
+    with Estimator(target=known_targets.find("h100")) as seen:
+        nn.Sequential(nn.GRU(4, 4)).to(device)(torch.ones(3, 1, 4, device=device))
+        nn.Linear(2, 2, device="cuda")(torch.ones(1, 2, device="cuda"))
+    assert any("step by step" in text for text in seen.report()["warnings"]) is told

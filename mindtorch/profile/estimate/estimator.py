@@ -122,6 +122,7 @@ class Estimator(Run):
         self._ops_at: dict[str, Any] = {}  # stage → positions of its ops, see `_find_ops`
         self._marks: list[tuple[str, int]] = []
         self._assumed: list[dict[str, Any]] = []
+        self._recurrent = False  # has a model such a layer on the accelerator?
         self._left_alone: dict[str, list[str]] = {}
         self._compiled = 0  # calls of torch.compile
         self._fused: frozenset[int] = frozenset()  # numbers of calls that are there in what was compiled
@@ -257,6 +258,8 @@ class Estimator(Run):
     def _saw_root(self, root: torch.nn.Module, path: int) -> None:
         super()._saw_root(root, path)
         self._on_host.saw(root, path)
+        layers = (each for each in root.modules() if isinstance(each, torch.nn.RNNBase))
+        self._recurrent |= any(p.device.type == "cuda" for layer in layers for p in layer.parameters())
 
     def stage(self, name: str) -> None:
         """For a program that knows its own iterations: see `Profiler.stage`."""
@@ -450,6 +453,11 @@ class Estimator(Run):
             found.append(
                 f"{counted(beside, 'op')} of data loading {'runs' if beside == 1 else 'run'} in a DataLoader's workers "
                 f"({data_loading.workers()}), beside the model: counted, but in no time"
+            )
+        if self._recurrent and self._accelerator is not None:
+            found.append(
+                "recurrent layers (nn.LSTM, nn.GRU, nn.RNN) are estimated step by step, as torch computes them without "
+                "cuDNN; with it, a layer is one call, which launches fewer kernels"
             )
         if self._whole:
             found.append("sparse gradients (nn.Embedding, nn.EmbeddingBag) are counted with all rows: they take less")
