@@ -49,13 +49,6 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     elif wall is not None:
         text += f" · whole run {seconds(wall)}{_mostly(report)}"
     facts.append(("time", text))
-    here = (report.get("host") or {}).get("here_s") or 0.0
-    if sized and time_s and here > _SHOWN * time_s:
-        facts.append(("host, here", _host(report["host"])))
-    loading = (report.get("host") or {}).get("workers_s") or 0.0
-    if sized and time_s and loading > _SHOWN * time_s:
-        text = f"{seconds(loading)} of what a DataLoader's workers would do, measured here; no other figure includes it"
-        facts.append(("data, here", text))
     waits, said = report.get("waits") or {}, {row["id"] for row in report.get("findings") or []}
     told = {"data_s"} if "data-wait" in said else set()
     waited = {what: waits.get(key) or 0.0 for key, what in _WAITS.items() if key not in told}
@@ -63,6 +56,13 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
              for what, long in waited.items() if long > _SHOWN * time_s]  # fmt: skip
     if spent:
         facts.append(("of that", ", ".join(spent)))
+    here = (report.get("host") or {}).get("here_s") or 0.0
+    if sized and time_s and here > _SHOWN * time_s:
+        facts.append(("host, here", _host(report["host"])))
+    loading = (report.get("host") or {}).get("workers_s") or 0.0
+    if sized and time_s and loading > _SHOWN * time_s:
+        text = f"{seconds(loading)} of what a DataLoader's workers would do, measured here; no other figure includes it"
+        facts.append(("data, here", text))
     if made_of := _patterns(report, time_s):
         facts.append(("made of", made_of))
     lazy = report.get("lazy")

@@ -90,3 +90,17 @@ def test_C2_finding_python_line_in_no_iteration(where: str, wanted: str) -> None
         train(where)
     row = the(seen.report(), "python-line")
     assert row["try"] == f"{wanted}genie profile --hits says how often the line runs"
+
+
+def test_C2_finding_python_line_in_a_library() -> None:
+    """--hits was advised, which counts no line of a library's."""
+    code = "def slow(x):\n    return x + 1, sum(i for i in range(4_000_000)), x + 2\n"
+    scope: dict[str, Any] = {}
+    exec(compile(code, "/site-packages/slowly/lines.py", "exec"), scope)
+    with Profiler() as seen:
+        net = nn.Linear(2, 2)
+        for _ in range(4):
+            net(torch.ones(1, 2))
+            scope["slow"](torch.ones(2))
+    row = the(seen.report(), "python-line")
+    assert row["place"]["line"] == 2 and row["try"] == "fewer calls of what is slowly's there, or one on larger tensors"

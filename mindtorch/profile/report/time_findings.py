@@ -18,6 +18,7 @@ from mindtorch.profile.cost.families import BACKWARD as MORE_BACKWARD
 from mindtorch.profile.cost.families import itemsize
 from mindtorch.profile.cost.work import Work
 from mindtorch.profile.report import times
+from mindtorch.profile.report.lines import package_of
 from mindtorch.profile.report.looked import BACKWARD, DATA, OPTIMIZER, Looked, Said, percent
 from mindtorch.profile.report.recording import Loaded
 from mindtorch.profile.report.rows import Row
@@ -111,7 +112,9 @@ def python(of: Looked) -> Said | None:
     text = f"{percent(share)} of the time is Python at one line, between operations"
     often = "genie profile --hits says how often the line runs"
     to_try = f"the same on whole tensors, or once before the loop; {often}"
-    if _outside_iterations(of, where):
+    if package := package_of(where[0]):  # whose lines nobody here changes, and --hits does not count
+        to_try = f"fewer calls of what is {package}'s there, or one on larger tensors"
+    elif _outside_iterations(of, where):
         to_try = f"less of what the line calls: it is in no iteration; {often}"
     return Said(text, share, of.heaviest(rows[where]), to_try)
 
@@ -140,7 +143,7 @@ def first(of: Looked) -> Said | None:
         f"the first of {steps['count']:,} iterations takes {times:.1f} × the usual time; the excess is {percent(share)}"
     )
     place = of.place(0, _slow_at_first(of, first - spread["median"]))
-    return Said(f"{text} of the time", share, place, "--warmup 1 leaves it out of the report")
+    return Said(f"{text} of the time", share, place, "--warmup 1, which leaves it out of the report")
 
 
 def _slow_at_first(of: Looked, excess: float) -> int:
