@@ -22,7 +22,7 @@ from ..engine.record.predict import quiet
 from ..npu import moves as _moves
 from ..npu import tensor as _npu
 
-__all__ = ["FRAMEWORKS", "OpenedFile", "make_rebuild", "open_safetensors", "package"]
+__all__ = ["FRAMEWORKS", "OpenedFile", "make_rebuild", "open_safetensors", "package", "restore_location"]
 _MARK = "_mindtorch_target"
 FRAMEWORKS = ("pt", "torch", "pytorch")  # what safetensors calls torch
 
@@ -68,6 +68,25 @@ class _FilledLater(torch.UntypedStorage):
 
 # Before torch's own: the first that knows a location has it.
 package = (0, _tag, _restore)
+
+
+_torch_restore_location = getattr(torch.serialization, "_get_restore_location", None)
+
+
+def restore_location(map_location: Any) -> Callable[[Any, str], Any]:
+    """Stand-in for torch.serialization._get_restore_location: where the program's own function of a storage gives one
+    on an NPU, torch goes on with one of its own, whose tensors go there: it takes no other class.
+    """
+    restore: Any = _torch_restore_location(map_location)  # type: ignore[misc]
+
+    def restored(storage: Any, location: str) -> Any:
+        found = restore(storage, location)
+        if not isinstance(found, _npu.NpuStorage):
+            return found
+        later = getattr(storage, "_torch_load_uninitialized", False)  # of the older format
+        return _restore(storage if later else found.cpu(), str(found.device))
+
+    return restored if callable(map_location) else restore
 
 
 def make_rebuild(original: Callable[..., torch.Tensor]) -> Callable[..., Any]:

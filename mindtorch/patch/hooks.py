@@ -26,7 +26,7 @@ from .. import npu
 from .._ext import hooks as _hooks
 from .._ext import lazy as _core
 from ..base import config
-from ..base.patching import Patch
+from ..base.patching import Patch, existing
 from ..devices import mode
 from ..devices.lazy_device import accelerator_at, place_of
 from ..devices.names import device as mindtorch_device
@@ -138,6 +138,7 @@ def _of_npus() -> Iterator[Patch]:
     yield _base, "is_pinned", _hooks.EveryHook(stand_ins.is_pinned)
     yield torch.nn.Module, "npu", _module_npu
     yield torch, "npu", npu
+    yield from existing(torch.serialization, {"_get_restore_location": files.restore_location})
     for name in stand_ins.AUTOCAST:
         yield torch._C, name, _hooks.NameHook("cpu")
 

@@ -104,3 +104,21 @@ def test_N3_files_are_loaded_where_a_function_says(npu: ModuleType, devices: Any
         loaded["whole"].zero_()
         assert loaded["part"].tolist() == [0, 0], where
     assert set(asked) == {"cpu"}  # tensors on NPUs are saved as plain ones
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "legacy"])
+def test_N3_a_function_may_move_the_storages_of_a_file(npu: ModuleType, tmp_path: Path, zipped: bool) -> None:
+    device, whole = f"npu:{npu.device_count() - 1}", torch.arange(6.0)
+    saved = {"whole": whole, "part": whole[2:4], "bits": whole > 2}
+    torch.save(saved, tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
+
+    def there(storage: Any, location: str) -> Any:
+        if storage.nbytes() == 6:
+            return None  # as the file says
+        return torch.empty(0, dtype=torch.uint8).set_(storage).to(device).untyped_storage()
+
+    loaded = torch.load(tmp_path / "a.pt", map_location=there, weights_only=False)
+    assert [str(t.device) for t in loaded.values()] == [device, device, "cpu"]
+    assert all(torch.equal(loaded[name].cpu(), saved[name]) for name in saved)
+    loaded["whole"].zero_()
+    assert loaded["part"].tolist() == [0, 0]
