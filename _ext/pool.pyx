@@ -76,8 +76,14 @@ cdef int _waits_abroad = -1
 _load = None                  # makes sure that the library is bound, or raises why it cannot be
 
 
+cdef bytes _configuration = None      # the path of a file for aclInit
+cdef const char *_configured = NULL   # the same, without the GIL
+
+
 def configure(load):
-    """``load()`` is called before the first use: it binds the library, or raises why it cannot be used."""
+    """``load()`` is called before the first use: it binds the library, or raises why it cannot be used. It returns the
+    path of a configuration for aclInit, or None.
+    """
     global _load
     _load = load
 
@@ -149,7 +155,7 @@ cdef int _initialize() noexcept nogil:
     cdef int code
     if mt_get(&mt_initialized):
         return 0
-    code = api.aclInit(NULL)
+    code = api.aclInit(_configured)
     if code == ERROR_REPEATED_INITIALIZE:
         dismiss(code)
     elif note(b"aclInit", code):
@@ -221,17 +227,19 @@ cdef int _start(int device) noexcept nogil:
 
 cdef int _prepare() except -1:
     """What has to be there before the first call: the library, the watch over forks, the end."""
-    global _prepared
+    global _configuration, _configured, _prepared
     if mt_get(&mt_blocked):
         stop(mt_get(&mt_blocked))
     if _prepared:
         return 0
-    if _load is not None:
-        _load()
+    found = None if _load is None else _load()
     if api.aclInit == NULL:
         raise RuntimeError("no AscendCL library is loaded")
     if not _prepared:
         _prepared = True
+        if found is not None:
+            _configuration = found
+            _configured = _configuration
         mt_watch_forks()
         atexit.register(shutdown)
     return 0

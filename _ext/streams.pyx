@@ -47,6 +47,7 @@ cdef enum:
 
 _index = None                 # anything that names a device -> its index
 _device = None                # index -> the public device object
+cdef str _module = "mindtorch.npu"
 cdef object _chosen = None    # told the device on which another stream is current than before
 cdef object _follow = None
 cdef bint _ever_chosen = False    # a stream other than a device's default one
@@ -56,6 +57,12 @@ def configure(index, device):
     """Callables: ``index(x)`` is the index that ``x`` names, or raises; ``device(i)`` the public device object."""
     global _index, _device
     _index, _device = index, device
+
+
+def call_module(str name):
+    """What the module of `Stream` and `Event` is called where one is printed."""
+    global _module
+    _module = name
 
 
 def on_choice(chosen, follow):
@@ -403,7 +410,7 @@ cdef class Stream:
 
     def __repr__(self):
         cdef Lane *lane = self.there()
-        return f"<mindtorch.npu.Stream device=npu:{lane.unit.device} npu_stream={<size_t>lane.stream:#x}>"
+        return f"<{_module}.Stream device=npu:{lane.unit.device} npu_stream={<size_t>lane.stream:#x}>"
 
 
 cdef class Event:
@@ -545,6 +552,12 @@ cdef class Event:
         stop(code)
         return milliseconds
 
+    def recorded_time(self):
+        raise RuntimeError(
+            "[Event.recorded_time] points in time (aclrtEventGetTimestamp) are not read: elapsed_time gives the time "
+            "between two events"
+        )
+
     @property
     def device(self):
         """The device of the first stream it was recorded on; None before."""
@@ -559,5 +572,5 @@ cdef class Event:
 
     def __repr__(self):
         if self.mark == NULL:
-            return "<mindtorch.npu.Event uninitialized>"
-        return f"<mindtorch.npu.Event {<size_t>self.mark.event:#x}>"
+            return f"<{_module}.Event uninitialized>"
+        return f"<{_module}.Event {<size_t>self.mark.event:#x}>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 
@@ -76,6 +77,24 @@ def npu_memory_fraction() -> float:
             f"PYTORCH_NPU_ALLOC_CONF: expected per_process_memory_fraction from 0 to 1, got {value!r} in {told!r}"
         )
     return fraction
+
+
+def npu_init_config() -> str | None:
+    """``TORCH_ACL_INIT_CONFIG_PATH``, as in torch_npu: a file in JSON that is given to aclInit.
+
+    RuntimeError, which says why no NPU is available, where it is no such file.
+    """
+    path = os.environ.get("TORCH_ACL_INIT_CONFIG_PATH")
+    if not path:
+        return None
+    try:
+        with open(path, "rb") as file:
+            json.load(file)
+    except OSError as error:
+        raise RuntimeError(f"TORCH_ACL_INIT_CONFIG_PATH: the path {path} is invalid: {error.strerror}") from None
+    except ValueError as error:
+        raise RuntimeError(f"TORCH_ACL_INIT_CONFIG_PATH: Failed to parse user acl json {path}: {error}") from None
+    return path
 
 
 def npu_capability() -> tuple[int, int] | None:

@@ -21,7 +21,11 @@ class autocast(torch.amp.autocast):
 
 
 class GradScaler(torch.amp.GradScaler):
-    """``torch.amp.GradScaler("npu")``. dynamic: False: the scale stays."""
+    """``torch.amp.GradScaler("npu")``. dynamic: False: the scale stays.
+
+    Of several optimizers, those whose step comes after an infinity was found in the gradients of one are all skipped
+    until `update`, as in torch_npu; torch's own skips that one's alone.
+    """
 
     def __init__(
         self,
@@ -34,6 +38,13 @@ class GradScaler(torch.amp.GradScaler):
     ) -> None:
         interval = growth_interval if dynamic else 2**31 - 1
         super().__init__("npu", init_scale, growth_factor, backoff_factor if dynamic else 1.0, interval, enabled)
+
+    def _maybe_opt_step(
+        self, optimizer: torch.optim.Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> float | None:
+        states: Any = self._per_optimizer_states.values()
+        found = [each for state in states for each in state["found_inf_per_device"].values()]
+        return None if any(each.item() for each in found) else optimizer.step(*args, **kwargs)
 
 
 custom_fwd: Any = functools.partial(torch.amp.custom_fwd, device_type="npu")

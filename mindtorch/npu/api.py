@@ -132,6 +132,7 @@ class DeviceProperties:
     # What CUDA's have and NPUs do not: None, as of torch_npu.
     major = minor = warp_size = gcnArchName = is_integrated = is_multi_gpu_board = None
     max_threads_per_multi_processor = regs_per_multiprocessor = None
+    uuid = None  # only runtimes from 9.0 on have it (aclrtDeviceGetUuid), which are not asked
 
 
 def get_device_properties(device: Any = None) -> DeviceProperties:

@@ -92,6 +92,13 @@ def ensure_loaded() -> None:
     listen()
 
 
+def _prepare() -> bytes | None:
+    """Before the first use: load the library; the path of the configuration that it is to be given."""
+    ensure_loaded()
+    path = config.npu_init_config()
+    return None if path is None else os.fsencode(path)
+
+
 def why_unavailable() -> str | None:
     """Why no NPU can be used: the library was not found (and where it was looked for) or cannot be loaded, a function
     is missing, there is no device, the driver's own error. None where there is one."""
@@ -169,7 +176,7 @@ def device_index(device: Any) -> int:
 
 acl.configure(_failed, _out_of_memory)
 blocks.configure(config.npu_memory_fraction)
-pool.configure(ensure_loaded)
+pool.configure(_prepare)
 streams.configure(device_index, functools.partial(devices.device, "npu"))
 streams.on_choice(backward.chosen, backward.follow)
 devices.register_current_index("npu", streams.current_device)

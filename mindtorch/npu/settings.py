@@ -7,6 +7,7 @@ plain format (ND), in full precision. So they are remembered, and answered, and 
 
 from __future__ import annotations
 
+import warnings
 from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from . import cube
 from .api import is_bf16_supported
 
 __all__ = [
-    "CubeMathType", "are_compatible_impl_enabled", "config", "conv", "get_amp_supported_dtype", "get_autocast_dtype",
+    "CubeMathType", "aclnn", "are_compatible_impl_enabled", "config", "conv", "get_amp_supported_dtype", "get_autocast_dtype",
     "get_mm_bmm_format_nd", "get_sync_debug_mode", "is_autocast_enabled", "is_current_stream_capturing",
     "is_jit_compile_false", "matmul", "mstx", "set_aoe", "set_autocast_dtype", "set_autocast_enabled",
     "set_compile_mode", "set_mm_bmm_format_nd", "set_option", "set_sync_debug_mode", "use_compatible_impl",
@@ -39,6 +40,25 @@ class CubeMathType(IntEnum):
 config = SimpleNamespace(allow_internal_format=False)
 matmul = SimpleNamespace(allow_hf32=False, cube_math_type=CubeMathType.KEEP_DTYPE)
 conv = SimpleNamespace(allow_hf32=True)
+
+
+class _Aclnn:
+    """The setting of ``conv`` by its older name; and the version of the operators, which CANN does not tell."""
+
+    @property
+    def allow_hf32(self) -> bool:
+        return conv.allow_hf32
+
+    @allow_hf32.setter
+    def allow_hf32(self, allow: bool) -> None:
+        conv.allow_hf32 = allow
+
+    @staticmethod
+    def version() -> None:
+        warnings.warn("[torch.npu.aclnn.version] the version of CANN's operators is not known", stacklevel=2)
+
+
+aclnn = _Aclnn()
 _options: dict[str, str] = {"jitCompile": "disable", "MM_BMM_ND_ENABLE": "enable"}
 #: The values that CANN knows, of options whose values have names.
 _VALUES = {

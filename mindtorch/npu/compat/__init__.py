@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..._ext import streams
 from ...base.errors import UnsupportedOperationError
 from ...base.patching import for_good
 from ...patch import hooks, slot
@@ -43,6 +44,7 @@ def install() -> None:
     for_good([(torch.Tensor, "type", _type), *((kind, "npu", _storage_on_npu) for kind in storages)])
     if not hasattr(torch.Tensor, "is_npu"):
         for_good([(torch.Tensor, "is_npu", hooks.IS_NPU)])
+    streams.call_module("torch_npu.npu")
     finder.watch()
 
 

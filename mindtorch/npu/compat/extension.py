@@ -8,7 +8,9 @@ import torch
 
 from mindtorch import npu
 
-__all__ = ["_empty_strided_npu", "_npu_getCurrentRawStream", "_npu_getDeviceCount"]
+__all__ = [
+    "_empty_strided_npu", "_npu_getCurrentRawStream", "_npu_getCurrentRawStreamNoWait", "_npu_getDeviceCount"
+]  # fmt: skip
 
 
 def _empty_strided_npu(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -21,4 +23,6 @@ def _npu_getCurrentRawStream(device_index: int) -> int:
     return npu.current_stream(device_index).npu_stream
 
 
+#: Calls are given to the stream at once: there is no queue to be waited for.
+_npu_getCurrentRawStreamNoWait = _npu_getCurrentRawStream
 _npu_getDeviceCount = npu.device_count

@@ -297,9 +297,12 @@ int list_leaks(void (*line)(const char *text)) {
 
 /* Initialization */
 
+static char init_path[4096];
+
 API int aclInit(const char *path) {
-    (void)path;
     ENTER(ANYTIME);
+    snprintf(init_path, sizeof init_path, "%s", path ? path : "");
+    if (path && access(path, R_OK)) return leave(fail(NO_FILE, "the configuration cannot be read"));
     if (initialized++ && once_only) return leave(fail(REPEATED_INIT, "initialized before")); /* and counted */
     return leave(OK);
 }
@@ -384,6 +387,9 @@ API int genie_test_leaks(char *buffer, size_t size) {
 }
 
 /* How often a function was called since the last clear. */
+/* What the last aclInit was given; empty: nothing. */
+API const char *genie_test_init_path(void) { return init_path; }
+
 API long genie_test_calls(const char *name) {
     long calls = 0;
     pthread_mutex_lock(&lock);
