@@ -22,7 +22,8 @@ __all__ = [
     "CubeMathType", "aclnn", "are_compatible_impl_enabled", "config", "conv", "get_amp_supported_dtype",
     "get_autocast_dtype", "get_mm_bmm_format_nd", "get_sync_debug_mode", "is_autocast_enabled",
     "is_current_stream_capturing", "is_jit_compile_false", "matmul", "mstx", "set_aoe", "set_autocast_dtype",
-    "set_autocast_enabled", "set_compile_mode", "set_mm_bmm_format_nd", "set_option", "set_sync_debug_mode", "use_compatible_impl",
+    "set_autocast_enabled", "set_compile_mode", "set_mm_bmm_format_nd", "set_option",
+    "set_sync_debug_mode", "use_compatible_impl",
 ]  # fmt: skip
 
 
