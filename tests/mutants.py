@@ -44,7 +44,7 @@ NEAREST = {
     "_ext/attributes.pyx": "test_lazy_tensor.py test_lazy_plain_programs.py",
     "_ext/balance.pyx": "profile/test_memory.py profile/test_peak.py",
     "_ext/blocks.pyx": "npu/test_memory.py npu/test_copies.py",
-    "_ext/collect.pyx": "profile/test_report.py profile/test_times.py profile/test_lazy.py",
+    "_ext/collect.pyx": "profile/test_report.py profile/test_times.py profile/test_lazy.py profile/test_as_plain.py",
     "_ext/context.pyx": "ext/test_context.py semantics profile/test_nested.py",
     "_ext/dispatch.pyx": "ext/test_dispatch.py test_lazy_tensor.py",
     "_ext/divided.pyx": "remote/test_placing.py",

@@ -4,6 +4,7 @@ import threading
 
 import torch
 
+from mindtorch.engine import semantics
 from mindtorch.profile import Profiler
 
 
@@ -84,3 +85,14 @@ def test_S5_shapes_that_cost_the_same_take_no_memory_each(record):
     assert op(report, "aten::add_")["calls"] == len(sizes) == 91
     assert op(report, "aten::add_")["flops"] == 91 * 2**12
     assert sum(entry is not None and entry.name == "aten::add_" for entry in profiler.collector.sig_ops) == 2
+
+
+def test_C2_whether_a_program_went_backward_is_known() -> None:
+    """What a forward pass made is a temporary where it did not, and then a stage is no backward pass."""
+    model, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
+    with Profiler() as seen:
+        with semantics.stage("decode"):
+            loss = model(x).sum()
+        assert not seen.collector.backward
+        loss.backward()
+        assert seen.collector.backward

@@ -490,14 +490,3 @@ def test_C3_products_of_the_same_sizes_count_what_each_stores() -> None:
         for matrix in (dense, few.to_sparse_csr(), more.to_sparse_csr(), dense):
             matrix @ x
     assert flops == [360, 10, 360, 10, 360] and profiler.report()["totals"]["flops"] == 360 + 10 + 360 + 360
-
-
-def test_C2_whether_a_program_went_backward_is_known() -> None:
-    """What a forward pass made is a temporary where it did not, and then a stage is no backward pass."""
-    model, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
-    with Profiler() as seen:
-        with semantics.stage("decode"):
-            loss = model(x).sum()
-        assert not seen.collector.backward
-        loss.backward()
-        assert seen.collector.backward
