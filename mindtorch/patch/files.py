@@ -70,14 +70,15 @@ class _FilledLater(torch.UntypedStorage):
 package = (0, _tag, _restore)
 
 
-_torch_restore_location = getattr(torch.serialization, "_get_restore_location", None)
+_torch_restore_location: Any = getattr(torch.serialization, "_get_restore_location", None)
 
 
+@functools.wraps(_torch_restore_location or _restore)
 def restore_location(map_location: Any) -> Callable[[Any, str], Any]:
     """Stand-in for torch.serialization._get_restore_location: where the program's own function of a storage gives one
     on an NPU, torch goes on with one of its own, whose tensors go there: it takes no other class.
     """
-    restore: Any = _torch_restore_location(map_location)  # type: ignore[misc]
+    restore = _torch_restore_location(map_location)
 
     def restored(storage: Any, location: str) -> Any:
         found = restore(storage, location)

@@ -197,7 +197,7 @@ def test_C2_what_checkpoints_compute_again_is_named(record):
     for reentrant in (False, True):
         report, _ = record(lambda reentrant=reentrant: [checkpoint(block, x, use_reentrant=reentrant).sum().backward()
                                                         for _ in range(3)])  # fmt: skip
-        label = next(row for row in report["labels"] if row["name"].startswith("recomputing"))
+        label = next(row for row in report["labels"] if row["name"].startswith("recomputed modules"))
         assert label["calls"] == 3 and 0 < report["waits"]["recompute_s"] == label["total_s"]
         backward = next(row["time_s"] for row in report["phases"] if row["name"] == "backward")
         assert label["total_s"] < backward

@@ -454,7 +454,7 @@ class Estimator(Run):
                 f"{counted(beside, 'op')} of data loading {'runs' if beside == 1 else 'run'} in a DataLoader's workers "
                 f"({data_loading.workers()}), beside the model: counted, but in no time"
             )
-        if self._recurrent and self._accelerator is not None:
+        if self._recurrent and self._accelerator is not None and self._accelerator.kind == "cuda":
             found.append(
                 "recurrent layers (nn.LSTM, nn.GRU, nn.RNN) are estimated step by step, as torch computes them without "
                 "cuDNN; with it, a layer is one call, which launches fewer kernels"
