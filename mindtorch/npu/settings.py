@@ -117,9 +117,8 @@ def are_compatible_impl_enabled() -> bool:
 
 def set_sync_debug_mode(debug_mode: int | str) -> None:
     """Only 0 (``"default"``): nothing here can tell which calls wait. RuntimeError for what torch_npu does not know."""
-    modes: tuple[Any, ...] = ("default", "warn", "error") if isinstance(debug_mode, str) else (0, 1, 2)
-    if debug_mode not in modes:
-        known = ", ".join(f"`{mode}`" for mode in modes) if isinstance(debug_mode, str) else "0,1,2"
+    if debug_mode not in (0, 1, 2, "default", "warn", "error"):
+        known = "`default`, `warn`, `error`" if isinstance(debug_mode, str) else "0,1,2"
         raise RuntimeError(f"invalid value of debug_mode, expected one of {known}, got {debug_mode!r}")
     if debug_mode not in (0, "default"):
         raise UnsupportedOperationError(

@@ -33,7 +33,7 @@ from ..devices.names import device as mindtorch_device
 from ..devices.places import ESTIMATED, META, NPU, RECORDED, TORCHS, take, type_of, where
 from ..engine.execute import across, tensors, values
 from ..engine.record import handlers, inside, predict
-from ..engine.record.arguments import to_options, with_dtypes
+from ..engine.record.arguments import to_options
 from ..engine.record.meta import as_meta, relocate
 from ..engine.record.mixing import SPARSE
 from ..engine.tensor import classes
@@ -214,9 +214,7 @@ def _numbers_ours() -> bool:
 
 
 def _numbered(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """Arguments of ``.to(...)``, a bare integer among them as the device of ours that it means, Python's types as the
-    dtypes that they mean."""
-    args, kwargs = with_dtypes(args, kwargs)
+    """Arguments of ``.to(...)``, or by name alone, a bare integer among them as the device of ours that it means."""
     given = args[0] if args else kwargs.get("device")
     return npu_moves.numbered(args, kwargs) if type(given) is int and _numbers_ours() else (args, kwargs)
 

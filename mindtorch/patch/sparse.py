@@ -26,7 +26,7 @@ from ..devices.lazy_device import index_of, torch_device
 from ..devices.places import RECORDED, where
 from ..engine.execute import tensors, values
 from ..engine.record import eager, intercept, mixing
-from ..engine.record.arguments import tensors_in, to_options, with_dtypes
+from ..engine.record.arguments import tensors_in, to_options
 from ..engine.semantics import phases
 from ..engine.tensor import queues
 
@@ -141,10 +141,9 @@ class KeptTensor(torch.Tensor):
             return _base.to(self, device=device, dtype=self.dtype if dtype is None else dtype, copy=True)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        args, kwargs = with_dtypes(args, kwargs)
         first = args[0] if args else kwargs.get("device", kwargs.get("tensor"))
         target = first.device if isinstance(first, torch.Tensor) else first
-        if target is None or isinstance(target, torch.dtype):
+        if target is None or isinstance(target, (torch.dtype, type)):
             return super().to(*args, **kwargs)
         dtype, _non_blocking, _format = to_options(args, kwargs)
         if where(target) is not RECORDED:

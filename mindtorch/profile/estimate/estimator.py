@@ -13,7 +13,6 @@ import functools
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -63,12 +62,12 @@ from mindtorch.profile.report.forecast import Forecast
 from mindtorch.profile.report.recording import STAGES, Places, Recording, Stage, furthest, of_the_loop
 from mindtorch.profile.report.rows import CALLS, SIG, as_table
 
-#: How unknown values decide sizes, and of which rows of `assumptions.assumed` that is true.
-_SIZED: dict[str, Callable[[dict[str, Any]], bool]] = {
-    "unknown masks keep all rows": lambda row: row["op"] in ("index", "masked_select", "nonzero"),
-    "unknown elements made sparse are not 0": lambda row: f"aten::{row['op']}" in deciding.TO_SPARSE,
-    "unknown elements are all equal, so that one is unique": lambda row: "unique" in row["op"],
-    "unknown counts are what --assume says": lambda row: row["op"] in ("bincount", "repeat_interleave"),
+#: How unknown values decide sizes, and in which operations.
+_SIZED = {
+    "unknown masks keep all rows": {"index", "masked_select", "nonzero"},
+    "unknown elements made sparse are not 0": {name.removeprefix("aten::") for name in deciding.TO_SPARSE},
+    "unknown elements are all equal, so that one is unique": {"unique_dim", "unique_consecutive", "_unique2"},
+    "unknown counts are what --assume says": {"bincount", "repeat_interleave"},
 }
 _MUCH = 1 << 20  # bytes
 
@@ -421,7 +420,7 @@ class Estimator(Run):
         sized = [row for row in self._assumed if ops.about(f"aten::{row['op']}").sizes_from_values]
         if sized:
             lines = ", ".join(f"{names[row['file']]}:{row['line']}" for row in sized[:5])
-            how = [words for words, kinds in _SIZED.items() if any(kinds(row) for row in sized)]
+            how = [words for words, kinds in _SIZED.items() if any(row["op"] in kinds for row in sized)]
             found.append(f"unknown values decided the amount of work ({lines}): {', '.join(how)}")
         for solver in sorted({row["solver"] for row in self._assumed} - {""}):
             lines = ", ".join(f"{names[row['file']]}:{row['line']}" for row in self._assumed if row["solver"] == solver)

@@ -23,7 +23,7 @@ from ...base.patching import Patch, existing
 from ...devices import mode
 from ...devices.lazy_device import device_at, place_of
 from ...engine.record import intercept, mixing, predict
-from ...engine.record.arguments import tensors_in, to_options, with_dtypes
+from ...engine.record.arguments import tensors_in, to_options
 from ...engine.record.mixing import SPARSE
 from . import assumptions
 
@@ -95,10 +95,9 @@ class KnownSparse(torch.Tensor):
         return _at(_below(func, types, args, kwargs or {}), place, given)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        args, kwargs = with_dtypes(args, kwargs)
         first = args[0] if args else kwargs.get("device", kwargs.get("tensor"))
         target = first.device if isinstance(first, torch.Tensor) else first
-        if target is None or isinstance(target, torch.dtype):
+        if target is None or isinstance(target, (torch.dtype, type)):
             return super().to(*args, **kwargs)
         dtype, _non_blocking, _format = to_options(args, kwargs)
         place = place_of(target, anywhere=True)
