@@ -252,7 +252,8 @@ def _on_gpus(gpu: dict[str, Any]) -> str:
         return "genie waited for each op: host and device are not told apart"
     found = [
         f"{row['device']}: {counted(row['kernels'], 'kernel')}, {counted(row['copies'], 'transfer')} "
-        f"on {counted(row['streams'], 'stream')}"
+        f"on {counted(row['streams'], 'stream')}, at most {bytes_text(row['peak_allocated_bytes'])} allocated "
+        f"by torch, {bytes_text(row['peak_reserved_bytes'])} reserved"
         for row in gpu["devices"]
     ]
     text = f"busy {seconds(gpu['busy_s'])}, idle {seconds(gpu['idle_s'])} of the time above; {'; '.join(found)}"

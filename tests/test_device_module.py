@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 import mindtorch
 from mindtorch.patch import device_module
+from mindtorch.patch.cuda_names import cuda_is_ours
 
 LAZY = "remote_accelerator:0"
 module: Any = torch.remote_accelerator  # type: ignore[attr-defined]
@@ -80,3 +82,29 @@ def test_L1_streams_capture_nothing() -> None:
         0,
         int(torch.autograd.DeviceType.PrivateUse1),
     )
+
+
+def test_L1_context_managers_are_classes_that_do_what_torchs_do() -> None:
+    """torch.compile asks whether a value is a `torch.cuda.StreamContext`, which `--map cuda` has be this module's."""
+    stream, context = module.Stream(), module.stream(module.Stream())
+    assert isinstance(context, module.StreamContext) and isinstance(module.device(0), module.device)
+    assert issubclass(module.device_of, module.device)
+    with module.stream(stream) as given, module.stream(None):
+        assert given is None
+    with stream as given:
+        assert given is stream
+    with pytest.raises(KeyError), module.device(1):
+        assert module.current_device() == 1
+        for same in (module.device(None), module.device(-1), module.device_of(torch.ones(2))):
+            with same:
+                assert module.current_device() == 1
+        with module.device_of(torch.ones(2, device=LAZY)):
+            assert module.current_device() == 0
+        raise KeyError
+    assert module.current_device() == 0
+
+
+@pytest.mark.parametrize("name", sorted(n for n in torch.cuda.__all__ if inspect.isclass(getattr(torch.cuda, n))))
+def test_C9_what_cuda_is_mapped_to_has_classes_where_torch_has(name: str) -> None:
+    with cuda_is_ours():
+        assert inspect.isclass(getattr(torch.cuda, name))

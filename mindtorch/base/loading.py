@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 __all__ = ["find_elsewhere", "forget", "is_asking", "when_loaded", "without_collecting"]
-_waiting: dict[str, Callable[[Any], None]] = {}
+#: By name of a module: who waits for it, and what is then called with it.
+_waiting: dict[str, dict[Any, Callable[[Any], None]]] = {}
 
 
 @contextlib.contextmanager
@@ -77,8 +78,7 @@ class _Finder:
 
         def exec_module(module: Any) -> None:
             load(module)
-            then = _waiting.pop(module.__name__, None)
-            if then is not None:
+            for then in _waiting.pop(module.__name__, {}).values():
                 then(module)
 
         loader.exec_module = exec_module
@@ -87,12 +87,12 @@ class _Finder:
 _finder: Any = _Finder()
 
 
-def when_loaded(name: str, then: Callable[[Any], None]) -> None:
-    """Call ``then(module)`` now, or as soon as the module is loaded."""
+def when_loaded(name: str, then: Callable[[Any], None], who: Any = None) -> None:
+    """Call ``then(module)`` now, or as soon as the module is loaded; of what one waits with, the last is called."""
     if name in sys.modules:
         then(sys.modules[name])
         return
-    _waiting[name] = then
+    _waiting.setdefault(name, {})[who or then] = then
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
 

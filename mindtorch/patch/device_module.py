@@ -11,8 +11,6 @@ import os
 import threading
 import time
 import types
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +19,7 @@ from ..base.errors import UnsupportedOperationError
 from ..engine.execute import tensors, values
 from ..engine.record.predict import quiet
 from . import creation
+from .instead_of_cuda import StreamContext, chosen_by
 
 __all__ = ["NOT_APPLICABLE", "REFUSED", "DeviceModule", "Event", "Stream", "of_generator"]
 _current = threading.local()  # .index: what `with torch.remote_accelerator.device(i):` chose
@@ -67,12 +66,6 @@ class DeviceModule(types.ModuleType):
     def set_device(self, device: Any) -> None:
         """Which device the functions here mean when they are not told, in this thread."""
         _current.index = self._index(device)
-
-    @contextmanager
-    def device_of(self, obj: Any) -> Iterator[None]:
-        """The device that ``obj`` is on, if it is one of these, for the block."""
-        with self.device(obj.device if isinstance(obj, tensors.LazyTensor) else self.current_device()):
-            yield
 
     def get_device_name(self, device: Any = None) -> str:
         """What computes, and where: a worker's machine by its name."""
@@ -158,12 +151,9 @@ class DeviceModule(types.ModuleType):
     def set_stream(self, stream: Any) -> None:
         """Nothing: there is one."""
 
-    @contextmanager
-    def stream(self, stream: Any) -> Iterator[None]:
+    def stream(self, stream: Any) -> StreamContext:
         """``with stream(s):`` calls are recorded as always."""
-        yield
-
-    StreamContext = stream
+        return StreamContext(stream)
 
     def get_sync_debug_mode(self) -> int:
         return 0
@@ -192,20 +182,8 @@ class DeviceModule(types.ModuleType):
 
     _initialized = True  # torch.utils.checkpoint then keeps the generator's state for the recomputation
 
-    @contextmanager
-    def device(self, index: Any) -> Iterator[None]:
-        """Which generator the functions below mean when they are not told, in this thread."""
-        previous = self.current_device()
-        _current.index = self._index(index)
-        try:
-            yield
-        finally:
-            _current.index = previous
-
     def _index(self, device: Any) -> int:
-        if device is None:
-            return self.current_device()
-        return device if isinstance(device, int) else tensors.index_of(device)
+        return self.current_device() if device is None else _index_of(device)
 
     def get_rng_state(self, device: Any = None) -> torch.Tensor:
         """State of a device's generator; runs its pending draws, since they come before."""
@@ -258,6 +236,12 @@ class Stream:
         event.record(self)
         return event
 
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing: there is one."""
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and other.device_index == self.device_index
 
@@ -297,8 +281,29 @@ class Event:
         """Nothing: what was recorded before comes before."""
 
 
+def _choose(index: int) -> None:
+    _current.index = index
+
+
+def _index_of(device: Any) -> int:
+    return device if isinstance(device, int) else tensors.index_of(device)
+
+
+_Chosen = chosen_by(lambda: getattr(_current, "index", 0), _choose, _index_of)
+
+
+class _DeviceOf(_Chosen):  # type: ignore[misc, valid-type]
+    """The device that ``obj`` is on, if it is one of these, for the block."""
+
+    def __init__(self, obj: Any) -> None:
+        super().__init__(obj.device if isinstance(obj, tensors.LazyTensor) else None)
+
+
 DeviceModule.Stream = Stream  # type: ignore[attr-defined]
 DeviceModule.Event = Event  # type: ignore[attr-defined]
+DeviceModule.StreamContext = StreamContext  # type: ignore[attr-defined]
+DeviceModule.device = _Chosen  # type: ignore[attr-defined]
+DeviceModule.device_of = _DeviceOf  # type: ignore[attr-defined]
 
 
 def _refused() -> dict[str, str]:

@@ -55,6 +55,7 @@ from . import (
     stand_ins,
     tracing,
     transforms,
+    triton_kernels,
     uninitialized,
     wrappers,
 )
@@ -75,6 +76,7 @@ def enable() -> None:
     _public.update({_hooks.original(function): function for function in (getattr(*place) for place in _MAKERS)})
     _torch_to = _hooks.original(_base.to)
     slot.watch()
+    held.put_when_loaded("triton.runtime.jit", triton_kernels.refused)
     if npu_is_ours:
         held.put(_of_npus())
         _hooks.take_pinning(True)

@@ -43,7 +43,7 @@ _NEVER_AN_ACCELERATORS = re.compile(
     r"with Meta tensors|'Meta' backend|(on|of) meta tensors?|[Mm]eta tensors? has no data|INTERNAL ASSERT FAILED"
     r"|data is not allocated yet|[Cc]annot access data pointer|access the data pointer on an invalid"
     r"|Internal error: |Please file an issue|no NVIDIA driver|No CUDA GPUs are available|active drivers"
-    r"|not compiled with CUDA|Unsupported dtype (Complex)?Half"
+    r"|not compiled with CUDA|Triton Error|CUDA (driver )?error|CUDA_ERROR|Unsupported dtype (Complex)?Half"
     rf"|_?(Fast)?Meta(Tensor|Parameter|Storage)\b|\b{NAME}\.|remote_accelerator"
 )
 

@@ -130,6 +130,27 @@ WRAPPING = [
 ]
 
 
+#: Classes of torch's own, but for what `typing` has.
+CLASSES = [name for name, value in vars(torch.cuda).items() if inspect.isclass(value) and value.__module__ != "typing"]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_C4_what_stands_for_a_class_of_cuda_is_one(name: str) -> None:
+    """torch.compile asks whether a value is a `torch.cuda.StreamContext`."""
+    assert inspect.isclass(getattr(torch.cuda, name))
+
+
+def test_C4_context_managers_of_cuda_do_what_torchs_do() -> None:
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream) as given:
+        assert given is None and torch.cuda.current_stream() is stream
+        with torch.cuda.stream(None):
+            assert torch.cuda.current_stream() is stream
+    assert torch.cuda.current_stream() is torch.cuda.default_stream()
+    assert isinstance(torch.cuda.stream(stream), torch.cuda.StreamContext)
+    assert torch.cuda.StreamContext(stream).stream is stream
+
+
 @pytest.mark.parametrize("name", WRAPPING)
 def test_C4_what_stands_for_a_function_of_cuda_says_what_that_one_wraps(name: str) -> None:
     """Dynamo asks torch's context managers for it as it is imported."""

@@ -337,3 +337,21 @@ def test_C4_recurrent_layers_are_said_to_be_estimated_step_by_step(device: str, 
         nn.Sequential(nn.GRU(4, 4)).to(device)(torch.ones(3, 1, 4, device=device))
         nn.Linear(2, 2, device="cuda")(torch.ones(1, 2, device="cuda"))
     assert any("step by step" in text for text in seen.report()["warnings"]) is told
+
+
+def test_C4_the_chosen_device_of_two_is_as_torchs_context_managers_say() -> None:
+    with estimating(Accelerator("Test GPU", 10**9, count=2)):
+        on_0, on_cpu = torch.ones(2, device="cuda"), torch.ones(2)
+        with pytest.raises(KeyError), torch.cuda.device(1):
+            assert torch.cuda.current_device() == 1
+            for same in (None, -1):
+                with torch.cuda.device(same):
+                    assert torch.cuda.current_device() == 1
+            with torch.cuda.device_of(on_cpu):
+                assert torch.cuda.current_device() == 1
+            with torch.cuda.device_of(on_0):
+                assert torch.cuda.current_device() == 0
+            assert torch.cuda.current_device() == 1
+            raise KeyError
+        assert torch.cuda.current_device() == 0
+        assert issubclass(torch.cuda.device_of, torch.cuda.device)

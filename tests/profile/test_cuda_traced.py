@@ -15,6 +15,7 @@ from mindtorch.profile import Profiler
 from mindtorch.profile.measure import cuda_ops, cuda_tracer
 from mindtorch.profile.measure.cuda_tracer import Traced, Tracer
 from mindtorch.profile.measure.device_time import ANY, KERNEL, LAUNCH
+from mindtorch.profile.report.device_work import DeviceWork
 
 
 class Pretended(Tracer):
@@ -256,8 +257,26 @@ def test_C2_the_report_says_how_long_a_gpu_had_nothing_to_do(gpu: Pretended) -> 
     assert 0.3 <= report["gpu"]["busy_s"] + report["gpu"]["idle_s"] <= stage + 1e-6
     (device,) = report["gpu"]["devices"]
     said = report_header._on_gpus(report["gpu"])
-    assert said.startswith("busy ") and said.endswith(" of the time above; cuda:0: 1 kernel, 0 transfers on 1 stream")
+    torchs = "at most 512 B allocated by torch, 1.00 KiB reserved"
+    counts = f" of the time above; cuda:0: 1 kernel, 0 transfers on 1 stream, {torchs}"
+    assert said.startswith("busy ") and said.endswith(counts)
     assert device["starved_s"] <= device["idle_s"]
+
+
+@pytest.mark.parametrize(("busy", "left"), [(30, 70), (100, 0), (130, 0)])
+def test_C2_a_gpu_has_nothing_to_do_for_no_longer_than_the_program_ran(busy: int, left: int) -> None:
+    """Recording is taken off the program's time, in which the host's spans have it: it said 101 %."""
+    work = DeviceWork(busy=busy, idle=90)
+    work.within(100)
+    assert (work.busy, work.idle) == (busy, left)
+
+
+def test_C2_a_report_keeps_idle_time_within_the_programs(gpu: Pretended) -> None:
+    with Profiler(whole=True) as profiler:
+        torch.mm(torch.ones(2, 2).add(1), torch.ones(2, 2))
+    profiler.cuda.stages["main"].idle = 10**12
+    report = profiler.report()
+    assert report["gpu"]["busy_s"] + report["gpu"]["idle_s"] == pytest.approx(report["totals"]["time_s"])
 
 
 def test_C2_there_is_no_such_finding_where_the_gpu_is_busy(gpu: Pretended) -> None:

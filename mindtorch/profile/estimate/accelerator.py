@@ -6,8 +6,7 @@ import functools
 import sys
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +23,7 @@ from ...npu import random as npu_random
 from ...npu.api import DeviceProperties
 from ...npu.refused import refusing
 from ...patch.attention import without_data
-from ...patch.instead_of_cuda import generators_made_by, of_cuda
+from ...patch.instead_of_cuda import StreamContext, chosen_by, generators_made_by, of_cuda
 from . import compiling, data_loading, fused_attention, kernel_limits, memory_answers, side_streams, sobol
 from .device_memory import Devices
 
@@ -128,10 +127,10 @@ def _said(accelerator: Accelerator, kind: str) -> dict[str, Any]:
         "seed": lambda: None,
         "seed_all": lambda: None,
         "is_bf16_supported": lambda including_emulation=True: True,
-        "device": _device,
-        "device_of": lambda obj: _device(obj.device.index) if obj.device.type == kind else nullcontext(),
-        "stream": side_streams.on_stream,
-        "StreamContext": side_streams.on_stream,
+        "device": _Device,
+        "device_of": type("device_of", (_DeviceOf,), {"kind": kind}),
+        "stream": StreamContext,
+        "StreamContext": StreamContext,
         "Stream": side_streams.Stream,
         "Event": side_streams.Event,
         "current_stream": side_streams.current,
@@ -195,7 +194,7 @@ def _of_any_kind(accelerator: Accelerator) -> list[Patch]:
         "current_device_idx": current_device,
         "set_device_index": set_current,
         "set_device_idx": set_current,
-        "device_index": _device,
+        "device_index": _Device,
         "get_device_capability": lambda device=None: {"supported_dtypes": dtypes},
         "Graph": refusing("torch.cuda", "Graph", _NO_DEVICE),
         **{
@@ -246,14 +245,14 @@ def index_of(device: Any) -> int:
     return _chosen if index is None else index
 
 
-@contextmanager
-def _device(device: Any) -> Iterator[None]:
-    before = _chosen
-    set_current(device)
-    try:
-        yield
-    finally:
-        set_current(before)
+_Device = chosen_by(current_device, set_current, index_of)
+
+
+class _DeviceOf(_Device):  # type: ignore[misc, valid-type]
+    kind: str
+
+    def __init__(self, obj: Any) -> None:
+        super().__init__(obj.device.index if obj.device.type == self.kind else None)
 
 
 def _to_cuda(self: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Any:

@@ -24,7 +24,7 @@ from ...ops import about
 from ...ops.decisions import REDUCING, ROUTING
 from . import assumptions
 
-__all__ = ["TO_SPARSE", "balanced", "combine", "decide", "forget", "install", "keeps", "rows", "uniform", "uniform_of"]
+__all__ = ["TO_SPARSE", "balanced", "combine", "decide", "install", "keeps", "lose", "rows", "uniform", "uniform_of"]
 
 _known = WeakIdKeyDictionary()  # results of comparisons with unknown values
 _equal = WeakIdKeyDictionary()  # those of them that say which integers are equal
@@ -145,8 +145,9 @@ def uniform_of(t: Any, source: Any) -> None:
         _equal[t] = True
 
 
-def forget(t: Any) -> None:
-    """Something else was written to ``t``."""
+def lose(t: Any) -> None:
+    """Something that nobody knows was written to ``t``."""
+    _core.lose(_core.get_handle(t))
     _known.pop(t, None)
     _rows.pop(t, None)
 

@@ -21,7 +21,7 @@ from ...engine.execute import tensors, values
 from ...engine.record import meta
 from ...engine.record.meta import MetaParameter, MetaTensor, _FastMetaTensor, as_meta
 from ...engine.tensor import classes
-from ...patch import hooks
+from ...patch import hooks, triton_kernels
 from . import (
     autocast,
     beams,
@@ -96,6 +96,7 @@ def estimating(
         )
         stack.enter_context(replaced(told))
         stack.enter_context(autocast.as_on_cuda())
+        stack.enter_context(triton_kernels.imagined(deciding.lose, current_device))
         ranks = process_groups.one_alone() if cluster is None else process_groups.one_of_many(cluster)
         stack.enter_context(ranks)
         yield

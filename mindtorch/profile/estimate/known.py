@@ -263,8 +263,7 @@ def _lose(call: int, info: Any, inputs: list[Any]) -> None:
         found_inf = args[1] if info.name == ops.decisions.UNSCALE else None  # values are finite
         for t in _written(info, args, kwargs):
             if t is not found_inf:
-                _core.lose(_core.get_handle(t))
-                deciding.forget(t)
+                deciding.lose(t)
 
 
 def _written(info: Any, args: tuple, kwargs: dict) -> list[Any]:
@@ -385,7 +384,7 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
     else:
         for t in inputs:
             if id(t) in written:
-                _core.lose(_core.get_handle(t))
+                deciding.lose(t)
     if not here:
         return without_data(info, args, kwargs)
     refused: Exception | None = None
@@ -453,7 +452,7 @@ def _on_values(
     if exact and [(v.shape, v.stride()) for v in values] != shapes:
         for t in inputs:  # out= was resized: the tensor's sizes have to follow, and its values are gone
             if id(t) in written:
-                _core.lose(_core.get_handle(t))
+                deciding.lose(t)
         return NotImplemented
     same = {id(v): t for t, v in zip(inputs, values, strict=True)}
     same.update((id(v), t) for t, v in zip(inputs, values, strict=True) if id(t) in written)  # of two names, this one

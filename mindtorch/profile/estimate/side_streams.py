@@ -15,7 +15,7 @@ from ...devices import mode
 from ...devices.lazy_device import known_device
 from . import assumptions, exchanged, kernel_limits
 
-__all__ = ["Event", "Stream", "current", "on_stream"]
+__all__ = ["Event", "Stream", "current"]
 
 
 _KINDS = {"cuda": torch.autograd.DeviceType.CUDA, "npu": torch.autograd.DeviceType.PrivateUse1}
@@ -132,8 +132,3 @@ def main(device: Any = None) -> Stream:
     if _main is None:
         _main = Stream()
     return _main
-
-
-def on_stream(stream: Any) -> Any:
-    """``with torch.cuda.stream(...)``; None: as it is."""
-    return main() if stream is None else stream

@@ -31,6 +31,7 @@ from mindtorch._ext.opinfo import Op
 from mindtorch._ext.signals import raise_soon
 from mindtorch.base.children import ChildWatch
 from mindtorch.base.errors import LazyTensorError
+from mindtorch.base.patching import Patches
 from mindtorch.base.threads import ThreadWatch
 from mindtorch.engine import semantics
 from mindtorch.engine.execute import local, tensors, values
@@ -38,6 +39,7 @@ from mindtorch.engine.semantics import generation, modules, owners, phases, skip
 from mindtorch.ops import schema
 from mindtorch.ops.flop_rules import PerOutput
 from mindtorch.ops.op_row import FREE_TAGS
+from mindtorch.patch import triton_kernels
 from mindtorch.profile.cost import calibrate, work
 from mindtorch.profile.cost.call_shapes import Shaped, shaped
 from mindtorch.profile.cost.targets import Target
@@ -165,6 +167,8 @@ class Profiler(Run):
             self._begun = self._began[self._stage] = begun
         self._compile_watch = CompileWatch(self._compiling)
         self._profiler_watch = ProfilerWatch(self.cuda.give_way)
+        self._launches = Patches(yields=True)
+        triton_kernels.counted(self._launches)
         self._watch = ImportWatch(collector.begin_import, self._imported).__enter__()
         self._watch.found["torch"] = collector.imported
         collector.__enter__()
@@ -190,6 +194,7 @@ class Profiler(Run):
         self._watch.__exit__()
         self._compile_watch.stop()
         self._profiler_watch.stop()
+        self._launches.undo()
         self.torch_profiles = self._profiler_watch.started
         self.collector.__exit__(kind, error, trace)
         local.remove_op_observer(self.collector.ran)

@@ -64,6 +64,8 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
     early = [row for name in early_stages for row in grouped(tables[name], SIG) if row.sig]
     macs, early_macs = (sum(_cost(seen, row)[1] for row in found) for found in (op_rows, early))
     time_ns = sum(row.ns for row in rows)
+    if seen.gpu is not None:
+        seen.gpu.within(time_ns)
     spent = time_ns + stage.overhead_ns
     share = time_ns / spent if spent else 1.0  # of the time of the run, what is the program's own
     placed, made_of = list(map(Row._make, every.tolist())), Labels(seen.samples, seen.names)

@@ -54,6 +54,10 @@ class DeviceWork:
         for name in ("busy", "idle", "lost", "unmoved", "dropped"):
             setattr(self, name, getattr(self, name) + getattr(more, name))
 
+    def within(self, time_ns: int) -> None:
+        """Idle and busy time are no more than the program's time, of which recording was taken off."""
+        self.idle = min(self.idle, max(time_ns - self.busy, 0))
+
     def report(self) -> dict[str, Any]:
         """The report's ``gpu``."""
         return {
