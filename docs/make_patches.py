@@ -138,7 +138,8 @@ is put in place; `tests/test_patches.py` compares. Where a release of torch has 
 it out, or `mindtorch/base/torch_names.py` has a slower way.
 
 Transformers and accelerate are patched for good once they are loaded, within `genie run`
-(`mindtorch/patch/pretrained.py`) and estimates (`mindtorch/profile/estimate/beams.py`). Operators get kernels by
+(`mindtorch/patch/pretrained.py`) and estimates (`mindtorch/profile/estimate/beams.py`), and Triton while the device is
+there, in profiles and estimates (`mindtorch/patch/triton_kernels.py`). Operators get kernels by
 `torch.library`, in `mindtorch/patch/dispatch_modes.py` and `mindtorch/profile/estimate/autocast.py`. What profiles and
 estimates exchange in Python itself (threads, processes, files) is not listed. Not by patches:
 `mindtorch/base/torch_facts.py` changes two of torch's functions, which are slow or refuse our methods, for good;

@@ -19,7 +19,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ..base.errors import UnsupportedOperationError
-from ..base.patching import Patch, Patches
+from ..base.patching import Patch, Patches, existing
 from ..devices import mode
 from ..engine.execute import tensors, values
 
@@ -66,13 +66,19 @@ def _launch(tensors: list[torch.Tensor]) -> None:
         _waiting.calls.pop()()
 
 
+def _run_of(jit: Any) -> Any:
+    """What launches a kernel; None where this release of Triton has another way: then nothing is known of launches."""
+    return getattr(getattr(jit, "JITFunction", None), "run", None)
+
+
 def counted(patches: Patches) -> None:
     """Have each launch counted, for as long as ``patches`` are there."""
     patches.put_when_loaded("triton.runtime.jit", _counting)
 
 
 def _counting(jit: Any) -> Iterator[Patch]:
-    run = jit.JITFunction.run
+    if (run := _run_of(jit)) is None:
+        return
 
     @functools.wraps(run)
     def launch(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -109,17 +115,18 @@ def imagined(lose: Callable[[torch.Tensor], None], current: Callable[[], int]) -
             for tensor in given:
                 lose(tensor)
 
-        if mode.now.estimate is not None:  # else it is loaded after the estimate
+        if mode.now.estimate is not None and _run_of(jit):  # without: it is loaded after the estimate
             yield jit.JITFunction, "run", launch
 
     def tuning(autotuner: Any) -> Iterator[Patch]:
+        alike = {"_bench": lambda self, *args, config, **meta: [0.0, 0.0, 0.0]}
         if mode.now.estimate is not None:
-            yield autotuner.Autotuner, "_bench", lambda self, *args, config, **meta: [0.0, 0.0, 0.0]
+            yield from existing(getattr(autotuner, "Autotuner", None), alike)
 
     def driving(module: Any) -> Iterator[Patch]:
-        if mode.now.estimate is not None:
-            name = "active" if "active" in vars(module.driver) else "_active"
-            yield module.driver, name, _driver(current)
+        if mode.now.estimate is not None and (config := getattr(module, "driver", None)) is not None:
+            name = "active" if "active" in vars(config) else "_active"
+            yield from existing(config, {name: _driver(current)})
 
     patches.put_when_loaded("triton.runtime.jit", launching)
     patches.put_when_loaded("triton.runtime.autotuner", tuning)
@@ -158,7 +165,8 @@ def _driver(current: Callable[[], int]) -> Any:
 
 def refused(jit: Any) -> Iterator[Patch]:
     """Recorded tensors have no memory that a kernel could take. jit: Triton's module of that name."""
-    run = jit.JITFunction.run
+    if (run := _run_of(jit)) is None:
+        return
 
     @functools.wraps(run)
     def launch(self: Any, *args: Any, **kwargs: Any) -> Any:

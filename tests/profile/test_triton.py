@@ -107,7 +107,7 @@ def estimate(program: Any) -> dict[str, Any]:
 
 
 def row(report: dict[str, Any], name: str) -> dict[str, Any]:
-    return next(each for each in report["ops"] if each["name"] == name)
+    return {each["name"]: each for each in report["ops"]}[name]
 
 
 @pytest.mark.parametrize("loaded", [True, False])
@@ -228,6 +228,20 @@ def test_R8_a_triton_kernel_takes_no_recorded_tensors(triton: Any, tmp_path: Pat
         "computed on cpu"
     )
     assert done.stdout.splitlines() == [expected, expected, "0"]
+
+
+def test_C4_a_triton_without_these_names_is_loaded_all_the_same(triton: Any, tmp_path: Path) -> None:
+    for name in ("jit", "autotuner", "driver"):
+        (tmp_path / "triton" / "runtime" / f"{name}.py").write_text("other = 1\n")
+
+    def program() -> None:
+        assert {triton(name).other for name in ("jit", "autotuner", "driver")} == {1}
+        torch.ones(2, device="cuda").exp()
+
+    assert row(estimate(program), "aten::exp")["calls"] == 1
+    with Profiler():
+        triton("jit")
+    assert not list(triton_kernels.refused(triton("jit")))
 
 
 def test_C4_names_of_triton_are_those_of_the_stand_in() -> None:
