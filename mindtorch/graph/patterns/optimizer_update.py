@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -60,15 +61,15 @@ def _form_name(flow: Flow, anchor: int) -> str:
 
 
 def _steps(flow: Flow, gradients: Gradients) -> Iterator[set[int]]:
-    """Stretches of nodes that may be one step each: of one line of the program's within an optimizer, else of one
-    function after a backward pass."""
+    """Stretches of nodes that may be one step each: of one line of the program's within an optimizer, up to the end of
+    its step, else of one function after a backward pass."""
     found: set[int] = set()
     last: object = None
     for node in flow.nodes:
         view = flow[node]
         place = view.location or ("", 0, "")
         inside = view.phase == "optimizer"
-        where = ("optimizer", place) if inside else (gradients.start(node), place[0], place[2])
+        where = ("optimizer", place, bisect_right(flow.graph._steps, node)) if inside else (gradients.start(node), place[0], place[2])
         if where != last and found:
             yield found
             found = set()

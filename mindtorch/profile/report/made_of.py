@@ -49,7 +49,8 @@ class Labels:
         self.anchors: Counter[Key] = Counter()  # how often an instance's own call has that key
         self.alike: Counter[Key] = Counter()  # how often any call of those graphs has it
         self.cores: Counter[Key] = Counter()  # how often one does that stands for what one call of torch does
-        self.of: dict[Key, _Label] = {}
+        self.of: dict[Key, str] = {}  # pattern
+        self.at: dict[Key, set[int]] = defaultdict(set)  # of what is called by that key, numbers of places
         self.in_module: dict[tuple[int, str], str | None] = {}  # (module, op), of those that have gradients: pattern
         self.attributes: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self.verified: dict[str, list[bool]] = defaultdict(list)
@@ -81,20 +82,23 @@ class Labels:
                 if graph._phase[node] == _BACKWARD:
                     continue  # of these, the rows are told by what ran forward
                 label_ = labels.get(node)
+                pattern = "" if label_ is None else label_.pattern
                 for key in _also_elsewhere(keys):
-                    if self.of.setdefault(key, label_) != label_:  # type: ignore[arg-type]
+                    if self.of.setdefault(key, pattern) != pattern:
                         mixed.add(key)
                     if key[1] is _ANYWHERE:
                         continue
                     if node in differentiated and key[0]:
                         for op in (_PRODUCT if key[2] in PRODUCTS else key[2], _ANY):
-                            _agree(self.in_module, (key[0], op), label_ and label_.pattern)
+                            _agree(self.in_module, (key[0], op), pattern or None)
                 self.alike.update(_also_elsewhere(keys))
                 if node in anchors:
-                    self.anchors.update(_also_elsewhere([_main(keys, graph._calls[graph._call[node]].op)]))
+                    for key in _also_elsewhere([_main(keys, graph._calls[graph._call[node]].op)]):
+                        self.anchors[key] += 1
+                        self.at[key].add(label_.place if label_ else -1)
                 if node in cores:
                     self.cores.update(keys)
-        self.of = {key: label for key, label in self.of.items() if label is not None and key not in mixed}
+        self.of = {key: pattern for key, pattern in self.of.items() if pattern and key not in mixed}
 
     def key(self, row: Row, op: str) -> Key:
         """What the graphs know the row by: without its line where they have no such call, as when a second loop of the
@@ -102,16 +106,16 @@ class Labels:
         key = row.module, context.location(row.location), op
         return key if key in self.alike or not row.module else (row.module, _ANYWHERE, op)
 
-    def label(self, row: Row, op: str) -> _Label | None:
+    def pattern(self, row: Row, op: str) -> str:
         """Of an op's row; what ran backward belongs to what its module did forward by that op, if that is one thing."""
-        if (label := self.of.get(self.key(row, op))) is not None:
-            return label
+        if found := self.of.get(self.key(row, op)):
+            return found
         if row.phase == _BACKWARD:
             forward = _PRODUCT if op in PRODUCTS else _forward(op)
             if (pattern := self.in_module.get((row.module, forward), "")) == "":
                 pattern = self.in_module.get((row.module, _ANY))
-            return _Label(pattern, -1) if pattern else None
-        return None
+            return pattern or ""
+        return ""
 
 
 def _around(graph: ComputationGraph, instance: Instance, keys: Mapping[int, Sequence[Key]], names: Names) -> str:
@@ -237,20 +241,20 @@ def pattern_rows(
 
     for row in rows:
         op = seen.op_name(row.sig)
-        label = labels.label(row, op) if row.sig else None
-        if label is None and (not row.sig or seen.ops[row.sig].category == "view"):  # type: ignore[union-attr]
+        pattern = labels.pattern(row, op) if row.sig else ""
+        if not pattern and (not row.sig or seen.ops[row.sig].category == "view"):  # type: ignore[union-attr]
             between.append(row)
             continue
         much = row.calls * (1.0 if forecast is None else forecast.host(row.sig, row.phase))
-        called[row[MODULE : PHASE + 1]]["" if label is None else label.pattern] += much
-        if label is None:
+        called[row[MODULE : PHASE + 1]][pattern] += much
+        if not pattern:
             continue
-        entry = add(label.pattern, row)
+        entry = add(pattern, row)
         entry["flops"] += row.calls * (seen.flops[row.sig] or (0, 0))[0]
         key = labels.key(row, op)
         if (own := labels.anchors[key]) and row.phase != _BACKWARD:
             entry["calls"] += Fraction(row.calls * own, labels.alike[key])  # a line may have such a call twice in one
-            where[label.pattern].add(label.place)
+            where[pattern] |= labels.at[key]
     for row in between:
         there = called[row[MODULE : PHASE + 1]]
         for pattern in there.keys() - {""}:
