@@ -13,7 +13,7 @@ from torch import Tensor
 from ... import ops
 from .after_backward import AFTER_BACKWARD, Gradients, Key
 from .flow import Flow
-from .pattern import Check, Found, Pattern, Refused, Trial, form_of
+from .pattern import Check, Found, Pattern, Refused, Trial, Undecided, form_of
 from .rerun import Source
 
 __all__ = ["OptimizerUpdate"]
@@ -138,6 +138,8 @@ def _check(flow: Flow, updates: list[_Update], nodes: set[int], form: str) -> Ch
         return dict(zip(wanted, trial.run(*wanted, given=given), strict=True))
 
     moved, both = zero(u.weight for u in updates), zero(())
+    if all(torch.equal(both[u.after], trial.given(u.weight)) for u in updates):
+        raise Undecided("it moves no weight: its rate is 0")
     kept = zero(key for u in updates for key in (u.gradient, *u.state))
     alike: dict[object, list[_Update]] = {}
 

@@ -146,8 +146,11 @@ class Sampling:
 
 
 def _changes(graph: ComputationGraph) -> bool:
-    """Does anything after a pass backward write to memory?"""
-    return any(graph._phase[node] != _BACKWARD for node in graph._writes)
+    """Does anything after a pass backward write to what was there before it, as steps do?"""
+    return any(
+        graph._phase[node] != _BACKWARD and any(graph._kind[graph.nodes[node].inputs[place][0]] for place in written)
+        for node, written in graph._writes.items()
+    )
 
 
 def prefix_of(path: int) -> str:

@@ -281,7 +281,7 @@ def _weighted(of: Looked, forward: Iterable[Row], softmax: Iterable[Row]) -> dic
 
 
 def _is_attention(of: Looked, row: Row) -> bool:
-    return of.labels.pattern(row, of.op(row)) == "attention"
+    return of.labels.patterns(row, of.op(row)).keys() == {"attention"}
 
 
 def _fused_attention(product: Any, backward: bool) -> Work:
