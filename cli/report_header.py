@@ -15,7 +15,7 @@ __all__ = ["header"]
 _MODELS = 4  # named
 _BOUNDS = ("compute", "memory", "launch")  # what a predicted time is bound by
 _WAITS = {
-    "data_s": "waiting for a DataLoader",
+    "data_s": "loading data",
     "recompute_s": "computing forward passes again in backward",
     "children_s": "waiting for child processes",
     "threads_s": "waiting for threads",

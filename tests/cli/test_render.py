@@ -367,7 +367,7 @@ def test_C2_finding_is_shown_after_the_tables_and_said_once(by, width):
     flat = " ".join(after.partition("\nWarnings\n")[0].split())
     assert flat == "· 31 % of the time the model waits for data (train.py:41) try num_workers"
     assert "Ops" in before and "DataLoader" not in text and "waiting for the network" in " ".join(text.split())
-    assert "waiting for a DataLoader" in render(dict(report, findings=[]), View(by=by), width).replace("\n", " ")
+    assert "loading data" in render(dict(report, findings=[]), View(by=by), width).replace("\n", " ")
     assert "Findings" not in render(make_report())
 
 
