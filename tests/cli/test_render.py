@@ -383,5 +383,14 @@ def test_C2_imports_of_one_package_within_another_and_what_is_trained_of_several
     assert "Copy, 100 parameters (400 B); trainable of all: 100" in text
 
 
+def test_C2_models_of_one_class_and_size_are_told_once():
+    """A model of which there are eight copies filled the header, and most of them were "5 more models"."""
+    report = make_report()
+    names = ["Net", *(f"Net #{n}" for n in range(2, 10)), "Head"]
+    report["models"] = [{"name": name, "params": 100, "param_bytes": 400} for name in names]
+    text = " ".join(re.sub("[│\n]", " ", render(report)).split())
+    assert "models Net ×9, 100 parameters (400 B) each; Head, 100 parameters (400 B)" in text
+
+
 def test_C2_a_space_that_does_not_break_is_shown_as_a_space():
     assert clean("# a\u00a0b\tc\x1b[0m") == "# a b   c\ufffd[0m"
