@@ -16,8 +16,8 @@ from ..._ext.guards import NoGrad, Unseen
 from ...base import sourceline
 from ...base.errors import NoDataError
 from ...base.strides import extent
-from ...devices import mode
 from ...devices import device as mindtorch_device
+from ...devices import mode
 from ...devices.lazy_device import device_at, known_device, place_of
 from ...devices.places import RECORDED, where
 from ..tensor import classes

@@ -69,7 +69,8 @@ def _steps(flow: Flow, gradients: Gradients) -> Iterator[set[int]]:
         view = flow[node]
         place = view.location or ("", 0, "")
         inside = view.phase == "optimizer"
-        where = ("optimizer", place, bisect_right(flow.graph._steps, node)) if inside else (gradients.start(node), place[0], place[2])
+        step = ("optimizer", place, bisect_right(flow.graph._steps, node))
+        where = step if inside else (gradients.start(node), place[0], place[2])
         if where != last and found:
             yield found
             found = set()
