@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections import Counter
 from typing import Any
 
 from . import report_cluster, report_memory
@@ -15,7 +17,7 @@ __all__ = ["header"]
 _MODELS = 4  # named
 _BOUNDS = ("compute", "memory", "launch")  # what a predicted time is bound by
 _WAITS = {
-    "data_s": "waiting for a DataLoader",
+    "data_s": "loading data",
     "recompute_s": "computing forward passes again in backward",
     "children_s": "waiting for child processes",
     "threads_s": "waiting for threads",
@@ -152,20 +154,26 @@ def _models(report: dict[str, Any]) -> list[tuple[str, str]]:
     models = report.get("models") or [model for model in (report.get("model"),) if model]
     if not models:
         return []
-    sizes = [(model, model.get("params") or 0, bytes_text(model.get("param_bytes"))) for model in models]
+    sizes = Counter((_class(model), model.get("params") or 0, bytes_text(model.get("param_bytes"))) for model in models)
     found = [
-        f"{clean(model.get('name') or 'model')}, {counted(params, 'parameter', number(params, '0'))}"
+        f"{clean(name)}{f' ×{times}' if times > 1 else ''}, {counted(params, 'parameter', number(params, '0'))}"
         + (f" ({size})" if size else "")
-        for model, params, size in sizes[:_MODELS]
+        + (" each" if times > 1 else "")
+        for (name, params, size), times in sizes.items()
     ]
-    text = "; ".join(found)
-    if len(models) > _MODELS:
-        rest = number(sum(params for _, params, _ in sizes[_MODELS:]), "0")
-        text += f"; {counted(len(models) - _MODELS, 'more model')}, {rest}"
+    text = "; ".join(found[:_MODELS])
+    if more := list(sizes.items())[_MODELS:]:
+        rest = number(sum(times * params for (_, params, _), times in more), "0")
+        text += f"; {counted(sum(times for _, times in more), 'more model')}, {rest}"
     trainable = totals.get("trainable_params")
     if trainable is not None and trainable < (totals.get("params") or 0):
         text += f"{'; trainable of all' if len(models) > 1 else ', trainable'}: {number(trainable, '0')}"
     return [("models" if len(models) > 1 else "model", text)]
+
+
+def _class(model: dict[str, Any]) -> str:
+    """Its name without the number of a further one, which may be a copy."""
+    return re.sub(r" #\d+$", "", model.get("name") or "model")
 
 
 def _startup(startup: dict[str, Any]) -> list[tuple[str, float]]:

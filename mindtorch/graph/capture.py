@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.nn.parameter import is_lazy
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from .. import ops
@@ -314,10 +315,12 @@ def capture() -> Iterator[ComputationGraph]:
         recorder.saw_root(root, path)
     tracking.modules.add_listener(recorder.saw_root)
     tracking.generation.listeners.append(recorder.settled)
+    stepped = register_optimizer_step_post_hook(lambda *_: graph._steps.append(len(graph)))
     try:
         with _everywhere(recorder):
             yield graph
     finally:
+        stepped.remove()
         tracking.generation.listeners.remove(recorder.settled)
         tracking.modules.remove_listener(recorder.saw_root)
         tracking.uninstall()

@@ -166,6 +166,7 @@ class ComputationGraph:
         self._known_places: dict[Any, int] = {None: 0, 0: 0}
         self._reads: list[int] = []  # ids of the nodes that read data
         self._writes: dict[int, tuple[int, ...]] = {}  # inputs that nodes write to; none where a node is not in it
+        self._steps: list[int] = []  # how many nodes there were when an optimizer's step ended
         self._draws: dict[int, int] = {}  # pending random draws: node id -> device whose generator they use
         self._producers = Producers()
         self.outputs: tuple[tuple[int, int], ...] = ()  # (node id, output index) of what was asked for

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from ..base.errors import UsageError
@@ -146,6 +147,9 @@ class _Part:
     def _describe(self) -> None:
         """What an analyzer said, of the nodes that are here."""
         numbers, said = self.numbers, self.graph._said_phases
+        here = list(numbers)
+        ends = [bisect_left(here, end) for end in self.graph._steps]
+        self.made._steps = [numbers[here[at]] if at < len(here) else len(self.made) for at in ends]
         self.made._said_phases = {number: said[node] for node, number in numbers.items() if node in said}
         if self.graph.patterns is not None:
             self.made.patterns = tuple(

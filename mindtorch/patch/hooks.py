@@ -271,7 +271,7 @@ def _to_npu(self: torch.Tensor, recorded: bool, target: Any, args: tuple, kwargs
 
 
 def _to_torchs(self: torch.Tensor, recorded: bool, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    if not recorded:
+    if not recorded or not isinstance(target, (str, int, torch.device, mindtorch_device)):  # torch refuses that
         return _torch_to(self, *args, **kwargs)
     device, options = torch.device(str(target)), to_options(args, kwargs)
     if _modes_on() and wrappers.shows(self, target):

@@ -367,7 +367,7 @@ def test_C2_finding_is_shown_after_the_tables_and_said_once(by, width):
     flat = " ".join(after.partition("\nWarnings\n")[0].split())
     assert flat == "· 31 % of the time the model waits for data (train.py:41) try num_workers"
     assert "Ops" in before and "DataLoader" not in text and "waiting for the network" in " ".join(text.split())
-    assert "waiting for a DataLoader" in render(dict(report, findings=[]), View(by=by), width).replace("\n", " ")
+    assert "loading data" in render(dict(report, findings=[]), View(by=by), width).replace("\n", " ")
     assert "Findings" not in render(make_report())
 
 
@@ -381,6 +381,15 @@ def test_C2_imports_of_one_package_within_another_and_what_is_trained_of_several
     text = " ".join(re.sub("[│\n]", " ", render(report)).split())
     assert "(transformers 9.00 s; torch 8.00 s, 5.00 s of it in transformers; sympy 2.00 s, in torch)" in text
     assert "Copy, 100 parameters (400 B); trainable of all: 100" in text
+
+
+def test_C2_models_of_one_class_and_size_are_told_once():
+    """A model of which there are eight copies filled the header, and most of them were "5 more models"."""
+    report = make_report()
+    names = ["Net", *(f"Net #{n}" for n in range(2, 10)), "Head"]
+    report["models"] = [{"name": name, "params": 100, "param_bytes": 400} for name in names]
+    text = " ".join(re.sub("[│\n]", " ", render(report)).split())
+    assert "models Net ×9, 100 parameters (400 B) each; Head, 100 parameters (400 B)" in text
 
 
 def test_C2_a_space_that_does_not_break_is_shown_as_a_space():

@@ -183,6 +183,17 @@ def test_C4_what_a_known_mask_chooses_is_no_unknown_amount_of_work() -> None:
     assert text == f"unknown values decided the amount of work (test_deciding.py:{line}): unknown masks keep all rows"
 
 
+def test_C4_a_loss_of_known_lengths_assumes_nothing() -> None:
+    """Its probabilities, which nobody reads, were said to be assumed."""
+    targets = torch.randint(1, 9, (4, 3))
+    for lengths, said in ((torch.full((4,), 3), []), (None, ["_ctc_loss"])):
+        with Estimator() as estimator:
+            found = torch.randn(12, 4, 9).log_softmax(-1)
+            of_targets = torch.randn(4).long() if lengths is None else lengths.clone()
+            torch.nn.functional.ctc_loss(found, targets.clone(), torch.full((4,), 12), of_targets)
+        assert [row["op"] for row in estimator.report()["assumed"]] == said
+
+
 def test_C4_how_unknown_values_decide_sizes_is_said_of_those_that_did() -> None:
     with Estimator() as estimator:
         assert torch.randn(4).unique().shape == (1,)

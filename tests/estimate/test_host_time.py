@@ -124,3 +124,12 @@ def test_C4_a_fork_has_no_thread_of_ours():
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert host.sampler.running
     assert not host.sampler.running and not host_time._active
+
+
+def test_C4_the_arguments_of_a_distribution_that_is_to_check_them_are_read_where_they_are() -> None:
+    """Each check was a number on the CPU: no operation of the device's, and no wait for it."""
+    with Estimator(target=targets.find("h100")) as estimator:
+        mean = torch.randn(5, device="cuda")
+        assert torch._is_all_true(mean > 0).device.type == "cuda"
+        torch.distributions.Normal(mean, mean, validate_args=True)
+    assert not estimator.report()["assumed"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -54,3 +56,15 @@ def test_C4_type_as_moves_to_the_others_device() -> None:
             moved, back = here.type_as(there), there.type_as(here)
             assert (moved.device.type, moved.dtype) == ("cuda", torch.float32)
             assert (back.device.type, back.dtype) == ("cpu", torch.float64)
+
+
+@pytest.mark.parametrize("call", [
+    lambda t: t.type(int), lambda t: t.type(list), lambda t: t.type("x"), lambda t: t.to(str), lambda t: t.to(object()),
+    lambda t: t.to(device=3.0), lambda t: t.type(3),
+])  # fmt: skip
+def test_C4_what_is_no_type_is_refused_in_torchs_words(call: Callable[[torch.Tensor], object]) -> None:
+    with pytest.raises((TypeError, ValueError, RuntimeError)) as plain:
+        call(torch.ones(2))
+    with Estimator(target=L4), pytest.raises(type(plain.value)) as found:
+        call(torch.ones(2))
+    assert str(found.value) == str(plain.value) and type(found.value) is type(plain.value)

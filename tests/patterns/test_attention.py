@@ -286,3 +286,35 @@ def test_L13_attention_whose_probabilities_are_given_too_is_attention(averaged: 
     (found,) = [each for each in find_patterns(graph) if each.pattern == "attention"]
     assert not found.refused and found.verified and found.attributes["form"] == "written out"
     assert ("aten::mean" in {graph.nodes[n].op for n in range(len(graph))}) == averaged
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("repeated", [False, True])
+def test_L13_heads_that_share_keys_are_counted_in_each_form(tokens: int, repeated: bool) -> None:
+    """Without a copy of the keys for each head, they were told to be as many; of one token, only those of keys."""
+
+    class Grouped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k, self.v = nn.Linear(16, 16), nn.Linear(16, 8), nn.Linear(16, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = (f(x).view(2, -1, n, 4).transpose(1, 2) for f, n in ((self.q, 4), (self.k, 2), (self.v, 2)))
+            q, k = q * 2, k * 2
+            if repeated:
+                k, v = (t[:, :, None].expand(2, 2, 2, -1, 4).reshape(2, 4, -1, 4) for t in (k, v))
+            return F.scaled_dot_product_attention(q, k, v, enable_gqa=not repeated)
+
+    with torch.no_grad(), capture() as graph:
+        Grouped()(torch.randn(2, tokens, 16))
+    (found,) = [each for each in find_patterns(graph) if each.pattern == "attention"]
+    assert [found.attributes[name] for name in ("heads", "kv_heads", "kind")] == [4, 2, "grouped-query"]
+
+
+def test_L13_one_query_for_each_head_of_keys_that_few_have_is_a_head_each() -> None:
+    q, k, v = torch.randn(2, 16), torch.randn(2, 2, 5, 4), torch.randn(2, 2, 5, 4)
+    with torch.no_grad(), capture() as graph:
+        heads = nn.Linear(16, 16)(q).view(2, 1, 4, 4).transpose(1, 2) * 2
+        F.scaled_dot_product_attention(heads.view(2, 2, 2, 4), k, v)
+    (found,) = [each for each in find_patterns(graph) if each.pattern == "attention"]
+    assert [found.attributes[name] for name in ("heads", "kv_heads", "kind")] == [4, 2, "grouped-query"]

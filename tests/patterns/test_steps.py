@@ -114,6 +114,17 @@ def test_L13_a_state_of_one_element_from_before_the_graph_is_a_state_as_the_othe
     assert len(found.place) == 4
 
 
+def test_L13_steps_on_one_line_are_one_each() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    optimizers = [_O.Adam(model[0].parameters()), _O.SGD(model[1].parameters(), 0.1)]
+    with capture() as graph:
+        model(torch.randn(5, 3)).sum().backward()
+        [each.step() for each in optimizers]
+    for part in (graph, graph.reduced(until=len(graph))):
+        found = [each for each in find_patterns(part) if each.pattern == "optimizer update"]
+        assert [(each.verified, each.attributes["kind"]) for each in found] == [(True, "Adam"), (True, "SGD")]
+
+
 @torch.no_grad()
 def minus(parameters: Parameters) -> None:
     for p in parameters:

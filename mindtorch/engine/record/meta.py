@@ -16,6 +16,7 @@ from ..._ext.guards import NoGrad, Unseen
 from ...base import sourceline
 from ...base.errors import NoDataError
 from ...base.strides import extent
+from ...devices import device as mindtorch_device
 from ...devices import mode
 from ...devices.lazy_device import device_at, known_device, place_of
 from ...devices.places import RECORDED, where
@@ -190,6 +191,8 @@ class MetaTensor(RecordedTensor):
             name: str = super().type()
             return name if self.is_cpu else f"torch.{self.device.type}.{name.rpartition('.')[2]}"
         name = dtype if isinstance(dtype, str) else f"{dtype.__module__}.{dtype.__name__}"
+        if not name.startswith("torch."):
+            return super().type(dtype, non_blocking, **kwargs)  # which refuses it
         kind, _, last = name.removeprefix("torch.").rpartition(".")
         made = super().type(f"torch.{last}")
         return made.to(kind or "cpu") if (kind or "cpu") != self.device.type else made
@@ -298,6 +301,8 @@ class MetaTensor(RecordedTensor):
         if len(args) == 1 and not kwargs and type(args[0]) is torch.dtype:
             return self._as_dtype(args[0])
         target, options = _options(args, kwargs)
+        if not (target is None or isinstance(target, (str, int, torch.device, mindtorch_device))):
+            return super().to(*args, **kwargs)  # which refuses it
         changed = super().to(**options) if options else self
         if target is None or (not where(target).has_data and place_of(target) == _core.device_index(self)):
             return changed

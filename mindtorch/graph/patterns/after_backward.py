@@ -40,22 +40,33 @@ class Gradients:
         trail = []
         while source not in self._origins:
             trail.append(source)
-            node, output = source
-            view = self.flow[node]
-            fresh = len(view.outputs) - len(view.writes)
-            if output >= fresh and view.writes:
-                source = view.inputs[view.writes[output - fresh]]
-            elif self.flow.ops[node] in _VIEWS and view.inputs:
-                source = view.inputs[0]
-            else:
+            if (behind := self._behind(source)) is None:
                 self._origins[source] = source
+            else:
+                source = behind
         found = self._origins[source]
         self._origins.update(dict.fromkeys(trail, found))
         return found
 
+    def _behind(self, source: Source) -> Source | None:
+        """What has the same memory, before a write or a view."""
+        node, output = source
+        view = self.flow[node]
+        if self._is_written(source):
+            return view.inputs[view.writes[output - len(view.outputs) + len(view.writes)]]
+        return view.inputs[0] if self.flow.ops[node] in _VIEWS and view.inputs else None
+
     def is_gradient(self, source: Source) -> bool:
-        """Did a backward pass make it?"""
-        return bool(self._backward[self.origin(source)[0]])
+        """Did a backward pass make it, or add to what it holds?"""
+        while (behind := self._behind(source)) is not None:
+            if self._backward[source[0]] and self._is_written(source):
+                return True
+            source = behind
+        return bool(self._backward[source[0]])
+
+    def _is_written(self, source: Source) -> bool:
+        view = self.flow[source[0]]
+        return bool(view.writes) and source[1] >= len(view.outputs) - len(view.writes)
 
     def is_stepped(self, origin: Source) -> bool:
         """Is it a weight: a parameter, or what a pass forward or backward reads?"""

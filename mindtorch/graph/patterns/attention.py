@@ -326,9 +326,9 @@ def _about(flow: Flow, q: Source, k: Source, shapes: list[tuple[int, ...]]) -> d
     about: dict[str, Any] = {}
     apart = next((shape for node in (q[0], *flow.behind(q)[1]) if len(shape := flow.shape((node, 0))) == 4), None)
     if apart is not None:
-        heads = apart[1]
+        heads = _one_each(flow, q) or apart[1]
         kinds = {1: "multi-query"} if heads > 1 else {}
-        held = _heads_behind(flow, k, heads)
+        held = _heads_behind(flow, k, shapes[1][1] if len(shapes[0]) == len(shapes[1]) == 4 else heads)
         about |= {"heads": heads, "kv_heads": held,
                   "kind": "multi-head" if held == heads else kinds.get(held, "grouped-query")}  # fmt: skip
     of_queries, of_keys = (_projected(flow, source, _PROJECTIONS) for source in (q, k))
@@ -337,8 +337,19 @@ def _about(flow: Flow, q: Source, k: Source, shapes: list[tuple[int, ...]]) -> d
     return about
 
 
+def _one_each(flow: Flow, q: Source) -> int:
+    """How many heads there are, where their queries, one each, lie as the rows of fewer: those that keys have; else 0.
+
+    So torch reads each key once.
+    """
+    shape = flow.shape(q)
+    before = flow.shape(flow.inputs(q[0])[0]) if flow.is_op(q[0]) and flow.moves(q[0]) and flow.inputs(q[0]) else ()
+    regrouped = len(shape) == len(before) == 4 and before[2] == 1 and before[1] == shape[1] * shape[2] > shape[1]
+    return before[1] if regrouped and before[::3] == shape[::3] else 0
+
+
 def _heads_behind(flow: Flow, k: Source, heads: int) -> int:
-    """How many heads keys have before they are repeated for all queries."""
+    """How many heads keys, which have so many, had before they were repeated for all queries."""
     least = whole = math.prod(flow.shape(k))
     for node in flow.behind(k)[1]:
         if flow.ops[node] in ("aten::expand", "aten::repeat_interleave"):

@@ -23,7 +23,7 @@ from .loss import Loss
 from .low_rank import LowRank
 from .normalization import Normalization
 from .optimizer_update import OptimizerUpdate
-from .pattern import Found, Pattern, Refused
+from .pattern import Found, Pattern, Refused, Undecided
 from .recurrent import RecurrentCell
 from .rerun import CannotRun
 from .rotary import Rotary
@@ -60,7 +60,7 @@ class Instance:
 
     place: equal for instances at one place of the model, in whichever graph.
     verified: whether its nodes were run beside the pattern's own function and agreed. What disagreed is no instance:
-        `refused` says why.
+        `refused` says why; undecided: that its numbers don't tell.
     core: as that of `Found`.
     """
 
@@ -72,6 +72,7 @@ class Instance:
     attributes: dict[str, Any]
     refused: str = ""
     core: frozenset[int] = frozenset()
+    undecided: bool = False
 
 
 @cache
@@ -138,23 +139,23 @@ def _instances(flow: Flow, pattern: Pattern, known: dict[Any, Any], taken: set[i
         key = pattern.name, candidate.form
         if candidate.form is None or key not in known:
             known[key] = _checked(candidate)
-        verified, attributes, refused = known[key]
+        verified, attributes, refused, undecided = known[key]
         place = _place(flow, candidate)
         if candidate.joins >= 0:
             place = joined.setdefault(candidate.joins, place)
         drawn = {n for node in candidate.nodes for n in flow.noise.get(node, ())}
         yield Instance(pattern.name, candidate.anchor, frozenset((candidate.nodes | drawn) - taken), place, verified,
-                       candidate.attributes | attributes, refused, frozenset(candidate.core))  # fmt: skip
+                       candidate.attributes | attributes, refused, frozenset(candidate.core), undecided)  # fmt: skip
 
 
-def _checked(candidate: Found) -> tuple[bool, dict[str, Any], str]:
+def _checked(candidate: Found) -> tuple[bool, dict[str, Any], str, bool]:
     try:
         verified, attributes = candidate.check()
     except Refused as error:
-        return False, {}, str(error)
+        return False, {}, str(error), isinstance(error, Undecided)
     except CannotRun as error:
-        return False, {"not_run": str(error)}, ""
-    return verified, attributes, ""
+        return False, {"not_run": str(error)}, "", False
+    return verified, attributes, "", False
 
 
 def _place(flow: Flow, candidate: Found) -> tuple[Any, ...]:

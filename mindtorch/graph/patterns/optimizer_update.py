@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from torch import Tensor
 from ... import ops
 from .after_backward import AFTER_BACKWARD, Gradients, Key
 from .flow import Flow
-from .pattern import Check, Found, Pattern, Refused, Trial, form_of
+from .pattern import Check, Found, Pattern, Refused, Trial, Undecided, form_of
 from .rerun import Source
 
 __all__ = ["OptimizerUpdate"]
@@ -60,15 +61,16 @@ def _form_name(flow: Flow, anchor: int) -> str:
 
 
 def _steps(flow: Flow, gradients: Gradients) -> Iterator[set[int]]:
-    """Stretches of nodes that may be one step each: of one line of the program's within an optimizer, else of one
-    function after a backward pass."""
+    """Stretches of nodes that may be one step each: of one line of the program's within an optimizer, up to the end of
+    its step, else of one function after a backward pass."""
     found: set[int] = set()
     last: object = None
     for node in flow.nodes:
         view = flow[node]
         place = view.location or ("", 0, "")
         inside = view.phase == "optimizer"
-        where = ("optimizer", place) if inside else (gradients.start(node), place[0], place[2])
+        step = ("optimizer", place, bisect_right(flow.graph._steps, node))
+        where = step if inside else (gradients.start(node), place[0], place[2])
         if where != last and found:
             yield found
             found = set()
@@ -137,6 +139,8 @@ def _check(flow: Flow, updates: list[_Update], nodes: set[int], form: str) -> Ch
         return dict(zip(wanted, trial.run(*wanted, given=given), strict=True))
 
     moved, both = zero(u.weight for u in updates), zero(())
+    if all(torch.equal(both[u.after], trial.given(u.weight)) for u in updates):
+        raise Undecided("it moves no weight: its rate is 0")
     kept = zero(key for u in updates for key in (u.gradient, *u.state))
     alike: dict[object, list[_Update]] = {}
 

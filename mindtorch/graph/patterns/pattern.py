@@ -14,7 +14,7 @@ from ..graph import Node
 from .flow import FORWARD, Flow
 from .rerun import CannotRun, Source, plain_dtype, random_like, run
 
-__all__ = ["Check", "Found", "Pattern", "Refused", "Trial"]
+__all__ = ["Check", "Found", "Pattern", "Refused", "Trial", "Undecided"]
 
 MOST_ELEMENTS = 1 << 24  # of the tensors that a check runs on; 64 MiB
 _TOLERANCE = 2e-4
@@ -23,6 +23,10 @@ _MADE = frozenset(f"aten::{name}" for name in ("full", "ones", "zeros", "scalar_
 
 class Refused(Exception):
     """It only looks like an instance; its text says why."""
+
+
+class Undecided(Refused):
+    """Its numbers show neither that it is an instance nor that it is none: those of the next call may."""
 
 
 class Trial:

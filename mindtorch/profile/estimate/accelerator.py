@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ... import npu
+from ..._ext import lazy as _core
 from ...base.patching import Patch
 from ...devices import mode
 from ...devices.lazy_device import check_cuda, known_device, place_of
@@ -29,8 +30,12 @@ from .device_memory import Devices
 
 
 def _valid(checked: torch.Tensor) -> torch.Tensor:
-    """Of the arguments of a distribution: nobody but distributions asks ``torch._is_all_true``."""
-    return torch.ones((), dtype=torch.bool, device="cpu")
+    """Of the arguments of a distribution: nobody but distributions asks ``torch._is_all_true``. They are valid, which
+    is computed and read where they are."""
+    found: torch.Tensor = torch.ops.aten._is_all_true.default(checked)
+    if (handle := _core.get_handle(found)) is not None:
+        _core.keep(handle, torch.ones((), dtype=torch.bool, device="cpu"))
+    return found
 
 
 @dataclass(frozen=True)

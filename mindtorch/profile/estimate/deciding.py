@@ -90,8 +90,12 @@ def keeps(name: str, t: Any) -> Any:
 
 
 def sizes(name: str, t: Any) -> bool:
-    """Does the size of what the op gives follow from what ``t`` holds? Of what is indexed by a mask it does not."""
-    return name not in _BY_MASK or _core.meta_of(_core.get_handle(t))[0] in _MASKS
+    """Does the size of what the op gives follow from what ``t`` holds? Of what is indexed by a mask it does not, nor
+    of probabilities whose targets have lengths."""
+    dtype = _core.meta_of(_core.get_handle(t))[0]
+    if name in _BY_MASK:
+        return dtype in _MASKS
+    return about(name).sizes_from_values or not (dtype.is_floating_point or dtype.is_complex)
 
 
 def combine(call: int, info: Any, inputs: list[Any], results: list[Any], values: list[Any]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -22,14 +23,18 @@ class SamplingEstimate(Sampling):
     """Of an estimate, whose ledger logs what reads what."""
 
     _named: Mapping[int, str] = MappingProxyType({})  # as of the end of a call
+    _ends_of_steps: Sequence[int] = ()  # in the log of calls
 
     def _begin(self) -> None:
         ledger.follow(True)
-        self._named = {}
+        self._named, self._ends_of_steps = {}, []
         known.unrecorded = []
 
     def _called(self) -> None:
         self._named = _names()
+
+    def _stepped(self) -> None:
+        self._ends_of_steps = [*self._ends_of_steps, ledger.position()]
 
     def _end(self) -> Sample | None:
         flow, position = ledger.follow(False), ledger.position()
@@ -38,7 +43,10 @@ class SamplingEstimate(Sampling):
         builder = LogBuilder(graph, {**_names(), **self._named})
         builder.read(flow, unrecorded)
         starts = list(builder.positions.items())
-        ends = [*(start for _, start in starts[1:]), position][: len(starts)]  # none, if nothing was recorded
+        positions = [start for _, start in starts]
+        graph._steps = [starts[n][0] if n < len(starts) else len(graph)
+                        for n in (bisect_left(positions, end) for end in self._ends_of_steps)]  # fmt: skip
+        ends = [*positions[1:], position][: len(starts)]  # none, if nothing was recorded
         return Sample(graph, {node: (start, end) for (node, start), end in zip(starts, ends, strict=True)})
 
     def name(self, log: bytes, op: Callable[[int], str]) -> None:

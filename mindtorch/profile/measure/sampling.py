@@ -96,6 +96,8 @@ class Sampling:
             else:
                 self._of = "after"
                 self._called()
+        elif kind == "step" and own:
+            self._stepped()
         elif kind == "backward":
             if own and self._of == "after":
                 self.close()
@@ -135,14 +137,20 @@ class Sampling:
     def _called(self) -> None:
         """The call is over, and its model may be gone before what comes after it is."""
 
+    def _stepped(self) -> None:
+        """An optimizer's step is over: one on the same line may follow."""
+
     def _end(self) -> Sample | None:
         """The graph of what was done since then, if there is one."""
         return None
 
 
 def _changes(graph: ComputationGraph) -> bool:
-    """Does anything after a pass backward write to memory?"""
-    return any(graph._phase[node] != _BACKWARD for node in graph._writes)
+    """Does anything after a pass backward write to what was there before it, as steps do?"""
+    return any(
+        graph._phase[node] != _BACKWARD and any(graph._kind[graph.nodes[node].inputs[place][0]] for place in written)
+        for node, written in graph._writes.items()
+    )
 
 
 def prefix_of(path: int) -> str:
@@ -167,6 +175,10 @@ class SamplingProfile(Sampling):
 
     def _called(self) -> None:
         self._called_at = 0 if self._recorder is None else len(self._recorder.graph)
+
+    def _stepped(self) -> None:
+        if self._recorder is not None:
+            self._recorder.graph._steps.append(len(self._recorder.graph))
 
     def _end(self) -> Sample | None:
         recorder, self._recorder = self._recorder, None

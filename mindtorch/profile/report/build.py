@@ -37,7 +37,6 @@ from mindtorch.profile.report.warn import warnings
 DEVICE_PEAKS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_device_bytes")
 _IMPORTS = 10  # packages named
 _WAITED = {"children": "child processes", "threads": "threads", "network": "the network"}
-_DATA = "enumerate(DataLoader)"  # so do torch's data loaders name a wait for a batch
 _LOADING = context.PHASES.index("data")
 
 
@@ -272,15 +271,9 @@ def _labels(seen: Recording) -> list[dict[str, Any]]:
 
 
 def _waits(seen: Recording, labels: list[dict[str, Any]], waits: Counter[str], by_phase: list[Row]) -> dict[str, float]:
-    """Seconds of what is no work of the model: waiting for a DataLoader, running forward passes again in backward.
-
-    An estimate waits for a DataLoader while its own thread launches what makes a batch.
-    """
-    loading = sum(row["total_s"] for row in labels if row["name"].startswith(_DATA))
-    if seen.mode == "estimate":
-        loading = sum(row.ns for row in by_phase if row.phase == _LOADING) / 1e9
+    """Seconds of what is no work of the model: loading data (the phase), running forward passes again in backward."""
     return {
-        "data_s": loading,
+        "data_s": sum(row.ns for row in by_phase if row.phase == _LOADING) / 1e9,
         "recompute_s": sum(row["total_s"] for row in labels if row["name"] == RECOMPUTING),
         "compile_s": seen.compiled_ns / 1e9,
         **{f"{key}_s": waits[what] / 1e9 for key, what in _WAITED.items()},

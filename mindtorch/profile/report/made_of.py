@@ -32,6 +32,7 @@ _BACKWARD = context.PHASES.index("backward")
 _GRADIENT_OF = re.compile(r"(_dense)?_backward(_data)?$")
 _NAMED_OTHERWISE = {"aten::threshold": "aten::relu"}
 _ANY, _PRODUCT = "any", "product"  # op of a module
+_NONE = Counter([""])
 _ANYWHERE = "anywhere"  # in place of a line: of a module's op, at whichever
 
 
@@ -46,15 +47,17 @@ class Labels:
     """What the graphs say of (module, line, op), and of an op of a module."""
 
     def __init__(self, samples: Sequence[Sample], names: Names) -> None:
-        self.anchors: Counter[Key] = Counter()  # how often an instance's own call has that key
+        # Which part of the calls by that key are a pattern's instances' own, in the last graph: those of an optimizer's
+        # first step are others.
+        self.anchors: dict[tuple[str, Key], Fraction] = {}
         self.alike: Counter[Key] = Counter()  # how often any call of those graphs has it
         self.cores: Counter[Key] = Counter()  # how often one does that stands for what one call of torch does
-        self.of: dict[Key, _Label] = {}
-        self.in_module: dict[tuple[int, str], str | None] = {}  # (module, op), of those that have gradients: pattern
+        self.of: dict[Key, Counter[str]] = defaultdict(Counter)  # how many calls by pattern; empty for none
+        self.at: dict[tuple[str, Key], set[int]] = defaultdict(set)  # numbers of those instances' places
+        self.in_module: dict[tuple[int, str], Counter[str]] = defaultdict(Counter)  # (module, op), with gradients
         self.attributes: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self.verified: dict[str, list[bool]] = defaultdict(list)
         self.places: dict[_Label, set[str]] = defaultdict(set)
-        mixed: set[Key] = set()
         known: dict[Any, Any] = {}
         patterns, self.failed = loaded() if samples else ((), {})
         # Quiet: whoever watches the program sees its operations only, not those of the trials.
@@ -63,9 +66,10 @@ class Labels:
         found = [
             [each for each in instances if not each.refused and each.pattern not in self.failed] for instances in every
         ]
+        unclear = [{node for each in instances if each.undecided for node in each.nodes} for instances in every]
         found = _placed(samples, found)
         numbers = _numbered(instance for instances in found for instance in instances)
-        for sample, instances in zip(samples, found, strict=True):
+        for sample, instances, silent in zip(samples, found, unclear, strict=True):
             graph = sample.graph
             labels: dict[int, _Label] = {}
             keys_of = sample.keys()
@@ -77,24 +81,29 @@ class Labels:
                 self.places[label].add(_around(graph, instance, keys_of, names))
             cores = {node for instance in instances for node in instance.core}
             anchors, differentiated = {instance.anchor for instance in instances}, _differentiated(graph)
+            own: Counter[tuple[str, Key]] = Counter()
+            here: Counter[Key] = Counter()
             for node, keys in keys_of.items():
-                if graph._phase[node] == _BACKWARD:
-                    continue  # of these, the rows are told by what ran forward
+                if graph._phase[node] == _BACKWARD or node in silent:
+                    continue  # of these, the rows are told by what ran forward, or by another graph
                 label_ = labels.get(node)
+                pattern = "" if label_ is None else label_.pattern
                 for key in _also_elsewhere(keys):
-                    if self.of.setdefault(key, label_) != label_:  # type: ignore[arg-type]
-                        mixed.add(key)
+                    self.of[key][pattern] += 1
                     if key[1] is _ANYWHERE:
                         continue
                     if node in differentiated and key[0]:
                         for op in (_PRODUCT if key[2] in PRODUCTS else key[2], _ANY):
-                            _agree(self.in_module, (key[0], op), label_ and label_.pattern)
-                self.alike.update(_also_elsewhere(keys))
+                            self.in_module[key[0], op][pattern] += 1
+                here.update(_also_elsewhere(keys))
                 if node in anchors:
-                    self.anchors.update(_also_elsewhere([_main(keys, graph._calls[graph._call[node]].op)]))
+                    for key in _also_elsewhere([_main(keys, graph._calls[graph._call[node]].op)]):
+                        own[pattern, key] += 1
+                        self.at[pattern, key].add(label_.place if label_ else -1)
                 if node in cores:
                     self.cores.update(keys)
-        self.of = {key: label for key, label in self.of.items() if label is not None and key not in mixed}
+            self.alike.update(here)
+            self.anchors |= {key: Fraction(times, here[key[1]]) for key, times in own.items()}
 
     def key(self, row: Row, op: str) -> Key:
         """What the graphs know the row by: without its line where they have no such call, as when a second loop of the
@@ -102,16 +111,19 @@ class Labels:
         key = row.module, context.location(row.location), op
         return key if key in self.alike or not row.module else (row.module, _ANYWHERE, op)
 
-    def label(self, row: Row, op: str) -> _Label | None:
-        """Of an op's row; what ran backward belongs to what its module did forward by that op, if that is one thing."""
-        if (label := self.of.get(self.key(row, op))) is not None:
-            return label
+    def patterns(self, row: Row, op: str) -> Counter[str]:
+        """Of an op's row: how many of its calls in those graphs are of each; empty for none.
+
+        What ran backward belongs to what its module did forward by that op, else to what it did, if that is one thing.
+        """
+        if found := self.of.get(self.key(row, op)):
+            return found
         if row.phase == _BACKWARD:
-            forward = _PRODUCT if op in PRODUCTS else _forward(op)
-            if (pattern := self.in_module.get((row.module, forward), "")) == "":
-                pattern = self.in_module.get((row.module, _ANY))
-            return _Label(pattern, -1) if pattern else None
-        return None
+            if found := self.in_module.get((row.module, _PRODUCT if op in PRODUCTS else _forward(op))):
+                return found
+            if len(found := self.in_module.get((row.module, _ANY), _NONE)) == 1:
+                return found
+        return _NONE
 
 
 def _around(graph: ComputationGraph, instance: Instance, keys: Mapping[int, Sequence[Key]], names: Names) -> str:
@@ -142,11 +154,6 @@ def _differentiated(graph: ComputationGraph) -> set[int]:
             if node.kind == "op" and node.op not in MOVES:
                 found.add(node.id)
     return found
-
-
-def _agree(found: dict[Any, Any], key: Any, label: Any) -> None:
-    if found.setdefault(key, label) != label:
-        found[key] = None
 
 
 def _main(keys: Sequence[Key], op: str) -> Key:
@@ -237,20 +244,22 @@ def pattern_rows(
 
     for row in rows:
         op = seen.op_name(row.sig)
-        label = labels.label(row, op) if row.sig else None
-        if label is None and (not row.sig or seen.ops[row.sig].category == "view"):  # type: ignore[union-attr]
+        patterns = labels.patterns(row, op) if row.sig else _NONE
+        if patterns.keys() == _NONE.keys() and (not row.sig or seen.ops[row.sig].category == "view"):  # type: ignore[union-attr]
             between.append(row)
             continue
         much = row.calls * (1.0 if forecast is None else forecast.host(row.sig, row.phase))
-        called[row[MODULE : PHASE + 1]]["" if label is None else label.pattern] += much
-        if label is None:
-            continue
-        entry = add(label.pattern, row)
-        entry["flops"] += row.calls * (seen.flops[row.sig] or (0, 0))[0]
         key = labels.key(row, op)
-        if (own := labels.anchors[key]) and row.phase != _BACKWARD:
-            entry["calls"] += Fraction(row.calls * own, labels.alike[key])  # a line may have such a call twice in one
-            where[label.pattern].add(label.place)
+        for pattern, times in patterns.items():
+            part = Fraction(times, patterns.total())
+            called[row[MODULE : PHASE + 1]][pattern] += much * part
+            if not pattern:
+                continue
+            entry = add(pattern, row, float(part))
+            entry["flops"] += row.calls * (seen.flops[row.sig] or (0, 0))[0] * part
+            if (own := labels.anchors.get((pattern, key))) and row.phase != _BACKWARD:
+                entry["calls"] += row.calls * own
+                where[pattern] |= labels.at[pattern, key]
     for row in between:
         there = called[row[MODULE : PHASE + 1]]
         for pattern in there.keys() - {""}:
@@ -259,9 +268,9 @@ def pattern_rows(
         {
             "name": name,
             "instances": len(where[name]),
-            "calls": round(entry["calls"]),
+            "calls": int(entry["calls"] + Fraction(1, 2)),
             "time_s": entry["ns"] / 1e9,
-            "flops": entry["flops"],
+            "flops": round(entry["flops"]),
             "bound_by_s": None if forecast is None else entry["bound"],
             "verified": all(labels.verified[name]),
             "modules": _folded(labels, name, where[name]),

@@ -281,8 +281,7 @@ def _weighted(of: Looked, forward: Iterable[Row], softmax: Iterable[Row]) -> dic
 
 
 def _is_attention(of: Looked, row: Row) -> bool:
-    label = of.labels.label(row, of.op(row))
-    return label is not None and label.pattern == "attention"
+    return of.labels.patterns(row, of.op(row)).keys() == {"attention"}
 
 
 def _fused_attention(product: Any, backward: bool) -> Work:

@@ -1,0 +1,97 @@
+"""What a report says a model is made of, where several things are called on one line (L13, C2)."""
+
+import pytest
+import torch
+from torch import nn
+
+from mindtorch.profile import Profiler
+from mindtorch.profile.cost import targets
+from mindtorch.profile.estimate.estimator import Estimator
+
+HOW = {"measured": lambda: Profiler(whole=True), "estimated": lambda: Estimator(target=targets.find("h100"))}
+STEPS = 4
+
+
+def patterns(how, program):
+    with HOW[how]() as seen:
+        program()
+    return {row["name"]: row for row in seen.report()["patterns"]}
+
+
+def trained(first, second):
+    """Each steps a layer of its own, both on one line."""
+
+    def program() -> None:
+        table, top = nn.Embedding(7, 4, sparse=first is torch.optim.SparseAdam), nn.Linear(4, 2)
+        a, b = first(table.parameters(), 0.1), second(top.parameters(), 0.1)
+        for _ in range(STEPS):
+            top(table(torch.tensor([1, 2]))).square().sum().backward()
+            a.step(), b.step()  # type: ignore[func-returns-value]
+            a.zero_grad()
+            b.zero_grad()
+
+    return program
+
+
+_O = torch.optim
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(("first", "second", "kinds"), [
+    (_O.SGD, _O.Adagrad, ["SGD", "Adagrad"]), (_O.Adam, _O.Adam, "Adam"), (_O.AdamW, _O.SGD, ["AdamW", "SGD"]),
+])  # fmt: skip
+def test_L13_optimizers_whose_steps_are_on_one_line_are_as_many(how, first, second, kinds):
+    row = patterns(how, trained(first, second))["optimizer update"]
+    assert (row["instances"], row["calls"], row["attributes"]["kind"]) == (2, 2 * STEPS, kinds)
+
+
+def test_L13_what_no_pattern_is_stays_none_beside_an_optimizer_on_its_line():
+    """What SparseAdam computes was Adagrad's."""
+    with Profiler(whole=True) as seen:
+        trained(_O.SparseAdam, _O.Adagrad)()
+    report = seen.report()
+    (row,) = [each for each in report["patterns"] if each["name"] == "optimizer update"]
+    assert (row["instances"], row["calls"], row["attributes"]["kind"]) == (1, STEPS, "Adagrad")
+    assert 0 < row["flops"] < 0.7 * next(each["flops"] for each in report["phases"] if each["name"] == "optimizer")
+
+
+class Packed(nn.Module):
+    """Between its layers it multiplies by what dropout keeps, as its cells multiply, on one line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(3, 4, 2, bidirectional=True, dropout=0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.rnn(nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 3])))[0].data
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_cells_between_which_is_dropout_are_cells(how):
+    def program() -> None:
+        model = Packed()
+        for _ in range(STEPS):
+            model(torch.ones(5, 2, 3)).sum().backward()
+
+    row = patterns(how, program)["recurrent cell"]
+    assert (row["instances"], row["calls"], row["attributes"]["kind"]) == (4, 4 * 5 * STEPS, "LSTM")
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("kind", [_O.SGD, _O.AdamW])
+def test_L13_an_optimizer_whose_first_rate_is_0_is_one(how, kind):
+    """The first step moves nothing and shows nothing; gradients that are added up were none's; SGD's first step makes
+    other calls than those that follow."""
+
+    def program() -> None:
+        model = nn.Linear(4, 2)
+        optimizer = kind(model.parameters(), 0.0, **{"momentum": 0.9} if kind is _O.SGD else {})
+        for _ in range(STEPS):
+            for _ in range(2):
+                model(nn.utils.rnn.pad_sequence([torch.ones(4), torch.ones(4)], True)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+            optimizer.param_groups[0]["lr"] += 0.1
+
+    row = patterns(how, program)["optimizer update"]
+    assert (row["instances"], row["calls"], row["attributes"]["kind"]) == (1, STEPS, kind.__name__)
