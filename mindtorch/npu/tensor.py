@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -172,11 +172,15 @@ class NpuTensor(Copied, torch.Tensor, metaclass=_Meta):
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if self.dim() == 0 else object.__format__(repr(self), spec)
 
-    def __dlpack__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise BufferError(f"[dlpack] expected a tensor in host memory, got one on {self.device}: use .cpu()")
+    def __dlpack__(self, **options: Any) -> Any:
+        from .dlpack import export  # imports this module
 
-    def __dlpack_device__(self) -> NoReturn:
-        self.__dlpack__()
+        return export(self, **options)
+
+    def __dlpack_device__(self) -> tuple[Any, int]:
+        from .dlpack import device_of
+
+        return device_of(self)
 
     def data_ptr(self) -> int:
         """Address of the first element in device memory."""
@@ -221,18 +225,36 @@ def block_of(t: torch.Tensor) -> Any:
 
 def empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, index: int) -> NpuTensor:
     """A tensor of these sizes and strides in fresh, uninitialized memory of ``npu:index``."""
-    with torch._C.DisableTorchFunction():
-        storage = _storage(0, _CPU, extent(tuple(size), tuple(stride), 0) * dtype.itemsize)
-        plain = _torch_empty(0, dtype=dtype, device=_CPU)
-        _base.set_(plain, storage, 0, tuple(size), tuple(stride))
-        if not plain.is_inference():
-            torch._C._autograd._unsafe_set_version_counter((plain,), (0,))  # set_ counted as a write
-        torch._C._set_throw_on_mutable_data_ptr(plain)  # what reaches a CPU kernel after all: an error, no crash
-        storage._npu = _blocks.allocate(index, storage.nbytes())
-    made = _subclass(NpuTensor, plain)
+    block = _blocks.allocate(index, extent(tuple(size), tuple(stride), 0) * dtype.itemsize)
+    made = of_block(block, size, stride, 0, dtype)
     for watcher in watchers:
         watcher(made)
     return made
+
+
+def of_block(block: Any, size: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype) -> NpuTensor:
+    """A tensor on ``block`` with a storage of its own: no other tensor of the block shares its version."""
+    with torch._C.DisableTorchFunction():
+        storage = _storage(0, _CPU, block.nbytes)
+        plain = _torch_empty(0, dtype=dtype, device=_CPU)
+        _base.set_(plain, storage, offset, tuple(size), tuple(stride))
+        if not plain.is_inference():
+            torch._C._autograd._unsafe_set_version_counter((plain,), (0,))  # set_ counted as a write
+        torch._C._set_throw_on_mutable_data_ptr(plain)  # what reaches a CPU kernel after all: an error, no crash
+        storage._npu = block
+    return _subclass(NpuTensor, plain)
+
+
+def exposed(t: NpuTensor) -> torch.Tensor:
+    """What torch takes for a CPU tensor, with the device's address in place of a host's: for DLPack, never to be read.
+
+    It keeps the memory.
+    """
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        block = _torch_storage(t)._npu
+        storage = _storage(block.ptr, _CPU, block.nbytes)
+        storage._npu = block
+        return _base.set_(_torch_empty(0, dtype=t.dtype), storage, t.storage_offset(), t.shape, t.stride())
 
 
 def of_this_mode(t: torch.Tensor) -> torch.Tensor:
