@@ -14,7 +14,7 @@ _DUMP = "CANN's dump of operators is not supported: read tensors with .cpu()"
 _POOLS = "each device has one caching allocator, its own"
 _LIMITS = "limits of cores (aclrtSetDeviceResLimit) are not supported"
 _RECOVERY = "repair of device memory and restart after faults are not supported: restart the process"
-_STORAGE = "typed storages are torch's own, on the CPU: use tensors"
+_STORAGE = "storages are made by tensors: t.storage()"
 _HOST = "pinned memory is not counted"
 _OBFUSCATION = "CANN's obfuscation service is not supported"
 

@@ -93,6 +93,10 @@ class NpuStorage:
     def is_pinned(self, device: Any = None) -> bool:
         return False
 
+    def is_shared(self) -> bool:
+        """False: not with other processes."""
+        return False
+
     # ---- its contents, as bytes ----------------------------------------------------------------------------------
     def cpu(self) -> torch.UntypedStorage:
         """A copy in host memory."""
@@ -102,6 +106,18 @@ class NpuStorage:
 
     def tolist(self) -> list[int]:
         return self.cpu().tolist()
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.cpu()[index]
+
+    def __iter__(self) -> Any:
+        return iter(self.tolist())
+
+    def __deepcopy__(self, memo: dict) -> NpuStorage:
+        copies = memo.setdefault("mindtorch npu storages", {})
+        if self._cdata not in copies:
+            copies[self._cdata] = self.clone()
+        return copies[self._cdata]
 
     def clone(self) -> NpuStorage:
         made = NpuStorage(empty((self.nbytes(),), (1,), torch.uint8, self.get_device()))
@@ -131,6 +147,24 @@ class NpuStorage:
 
     def __repr__(self) -> str:
         return f"NpuStorage(device='{self.device}', nbytes={self.nbytes()})"
+
+
+class TypedNpuStorage(torch.TypedStorage):
+    """The same in elements, as ``Tensor.storage()`` has it: torch's class, which computes with tensors on it."""
+
+    def __new__(cls, *args: Any) -> TypedNpuStorage:
+        return object.__new__(cls)
+
+    def __init__(self, untyped: NpuStorage, dtype: torch.dtype) -> None:
+        self.dtype, self._untyped_storage = dtype, untyped  # type: ignore[assignment]
+
+    def _new_wrapped_storage(self, untyped: Any) -> Any:
+        if isinstance(untyped, NpuStorage):
+            return TypedNpuStorage(untyped, self.dtype)
+        return torch.TypedStorage(wrap_storage=untyped, dtype=self.dtype, _internal=True)
+
+    def __reduce__(self) -> Any:  # a saved one loads as a plain one, as an NPU tensor does
+        return self._new_wrapped_storage(self._untyped_storage.cpu()).__reduce__()
 
 
 class NpuTensor(Copied, torch.Tensor, metaclass=_Meta):
@@ -190,7 +224,12 @@ class NpuTensor(Copied, torch.Tensor, metaclass=_Meta):
     def untyped_storage(self) -> Any:
         return NpuStorage(self)
 
-    storage = untyped_storage
+    def _typed_storage(self) -> Any:
+        return TypedNpuStorage(NpuStorage(self), self.dtype)
+
+    def storage(self) -> Any:
+        torch.storage._warn_typed_storage_removal(stacklevel=2)
+        return self._typed_storage()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A saved NPU tensor loads as a plain one, as a lazy one does.
