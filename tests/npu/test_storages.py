@@ -66,3 +66,10 @@ def test_N3_a_storage_of_elements_is_the_tensors_own(npu: ModuleType) -> None:
         torch.empty(0, dtype=torch.float16, device="npu").set_(storage)
     one, other = copy.deepcopy((t.untyped_storage(), t.untyped_storage()))
     assert one is other and one.fill_(0) is other and t.tolist() == [9, 1, 2, 3, 4, 5]
+
+
+def test_N3_classes_of_storages(npu: ModuleType) -> None:
+    made = npu.FloatStorage([1.0, 2.0])
+    assert made.tolist() == [1.0, 2.0] and made.device.type == "npu" and npu.HalfStorage(3).size() == 3
+    assert isinstance(made, npu.FloatStorage) and not isinstance(made, npu.HalfStorage)
+    assert isinstance(made.long(), npu.LongStorage) and not isinstance(torch.FloatStorage(2), npu.FloatStorage)
