@@ -3,6 +3,8 @@
 Its C++ side is a CPU tensor whose storage has a size but no host memory, so views, aliasing, autograd, version
 counters and the argument checks are torch's own. The block of device memory hangs on the C++ storage: whatever shares
 the storage shares the block, and the block goes when the storage does. ``.device`` is overridden on the class.
+
+One file: tensors give their storages, which are copied through tensors.
 """
 
 from __future__ import annotations
