@@ -8,7 +8,7 @@ from .._ext import blocks as _blocks
 from ..base.strides import contiguous
 from ..engine.record.predict import quiet
 from .descriptions import DTYPES, Calls, Kernel
-from .tensor import block_of, empty, has_memory, is_npu, span, view_bits
+from .tensor import block_of, empty, has_memory, is_npu, span, view_bits, view_of
 
 __all__ = ["as_bytes", "converted"]
 _CPU = torch.device("cpu")
@@ -53,6 +53,9 @@ def converted(
         return False
     if view_bits(there) or other.requires_grad or other.is_quantized or other._is_zerotensor():
         return False
+    if target.is_complex() and source.is_complex() and not view_bits(other):  # the NPU converts what they are made of
+        target, source = _parts(target), _parts(source)
+        there, other = (target, source) if is_npu(target) else (source, target)
     dense = span(target)[1] == target.numel() * target.element_size() and not view_bits(target)
     strides = target.stride() if dense else contiguous(target.shape)
     by_kernel = kernel is not None and target.dtype in DTYPES
@@ -70,3 +73,11 @@ def converted(
         done = kernel(calls, (made, source), {}) is not NotImplemented  # type: ignore[misc]
         return done and as_bytes(target, made, non_blocking)
     return False
+
+
+def _parts(t: torch.Tensor) -> torch.Tensor:
+    """``torch.view_as_real(t)``."""
+    if not is_npu(t):
+        return torch.view_as_real(t)
+    stride = [2 * each for each in t.stride()]
+    return view_of(t, (*t.shape, 2), (*stride, 1), 2 * t.storage_offset(), t.dtype.to_real())

@@ -1,4 +1,4 @@
-"""``torch.npu.FloatTensor`` and its like: a dtype on an NPU as a type, after ``torch.cuda.FloatTensor``."""
+"""``torch.npu.FloatTensor``, ``FloatStorage`` and their like: a dtype on an NPU as a type, after torch.cuda's."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 __all__ = [
-    "BFloat16Tensor", "BoolTensor", "ByteTensor", "CharTensor", "DoubleTensor", "FloatTensor", "HalfTensor",
-    "IntTensor", "LongTensor", "ShortTensor",
+    "BFloat16Storage", "BFloat16Tensor", "BoolStorage", "BoolTensor", "ByteStorage", "ByteTensor", "CharStorage",
+    "CharTensor", "DoubleStorage", "DoubleTensor", "FloatStorage", "FloatTensor", "HalfStorage", "HalfTensor",
+    "IntStorage", "IntTensor", "LongStorage", "LongTensor", "ShortStorage", "ShortTensor",
 ]  # fmt: skip
 
 
@@ -24,12 +25,27 @@ class _TensorType(type):
         return isinstance(t, torch.Tensor) and t.device.type == "npu" and t.dtype is cls._plain.dtype
 
 
-def _type(name: str) -> _TensorType:
-    return _TensorType(name, (), {"__module__": "torch.npu", "_plain": getattr(torch, name)})
+class _StorageType(type):
+    """The same of storages of elements."""
+
+    _plain: Any
+
+    def __call__(cls, *args: Any) -> Any:
+        held = cls._plain(*args)
+        return torch.empty(0, dtype=cls._plain.dtype, device="cpu").set_(held).to("npu")._typed_storage()
+
+    def __instancecheck__(cls, s: object) -> bool:
+        return isinstance(s, torch.TypedStorage) and s.device.type == "npu" and s.dtype is cls._plain.dtype
 
 
-BFloat16Tensor, BoolTensor, ByteTensor, CharTensor, DoubleTensor, FloatTensor, HalfTensor, IntTensor, LongTensor, \
-    ShortTensor = map(_type, __all__)  # fmt: skip
+def _type(name: str) -> type:
+    kind = _StorageType if name.endswith("Storage") else _TensorType
+    return kind(name, (), {"__module__": "torch.npu", "_plain": getattr(torch, name)})
+
+
+BFloat16Storage, BFloat16Tensor, BoolStorage, BoolTensor, ByteStorage, ByteTensor, CharStorage, CharTensor, \
+    DoubleStorage, DoubleTensor, FloatStorage, FloatTensor, HalfStorage, HalfTensor, IntStorage, IntTensor, \
+    LongStorage, LongTensor, ShortStorage, ShortTensor = map(_type, __all__)  # fmt: skip
 
 
 def typed(t: torch.Tensor, kind: Any = None, non_blocking: bool = False) -> Any:

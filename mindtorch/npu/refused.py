@@ -14,7 +14,6 @@ _DUMP = "CANN's dump of operators is not supported: read tensors with .cpu()"
 _POOLS = "each device has one caching allocator, its own"
 _LIMITS = "limits of cores (aclrtSetDeviceResLimit) are not supported"
 _RECOVERY = "repair of device memory and restart after faults are not supported: restart the process"
-_STORAGE = "typed storages are torch's own, on the CPU: use tensors"
 _HOST = "pinned memory is not counted"
 _OBFUSCATION = "CANN's obfuscation service is not supported"
 
@@ -34,13 +33,6 @@ REFUSED: dict[str, str] = {
         ("get_device_limit", "get_stream_limit", "reset_stream_limit", "set_device_limit", "set_stream_limit"), _LIMITS
     ),
     **dict.fromkeys(("check_uce_in_memory", "restart_device", "stop_device", "stress_detect"), _RECOVERY),
-    **dict.fromkeys(
-        (
-            "BFloat16Storage", "BoolStorage", "ByteStorage", "CharStorage", "DoubleStorage", "FloatStorage",
-            "HalfStorage", "IntStorage", "LongStorage", "ShortStorage",
-        ),
-        _STORAGE,
-    ),
     **dict.fromkeys(
         (
             "host_empty_cache", "host_memory_stats", "host_memory_stats_as_nested_dict",

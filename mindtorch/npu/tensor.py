@@ -3,13 +3,15 @@
 Its C++ side is a CPU tensor whose storage has a size but no host memory, so views, aliasing, autograd, version
 counters and the argument checks are torch's own. The block of device memory hangs on the C++ storage: whatever shares
 the storage shares the block, and the block goes when the storage does. ``.device`` is overridden on the class.
+
+One file: tensors give their storages, which are copied through tensors.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -93,6 +95,10 @@ class NpuStorage:
     def is_pinned(self, device: Any = None) -> bool:
         return False
 
+    def is_shared(self) -> bool:
+        """False: not with other processes."""
+        return False
+
     # ---- its contents, as bytes ----------------------------------------------------------------------------------
     def cpu(self) -> torch.UntypedStorage:
         """A copy in host memory."""
@@ -102,6 +108,18 @@ class NpuStorage:
 
     def tolist(self) -> list[int]:
         return self.cpu().tolist()
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.cpu()[index]
+
+    def __iter__(self) -> Any:
+        return iter(self.tolist())
+
+    def __deepcopy__(self, memo: dict) -> NpuStorage:
+        copies = memo.setdefault("mindtorch npu storages", {})
+        if self._cdata not in copies:
+            copies[self._cdata] = self.clone()
+        return copies[self._cdata]
 
     def clone(self) -> NpuStorage:
         made = NpuStorage(empty((self.nbytes(),), (1,), torch.uint8, self.get_device()))
@@ -131,6 +149,24 @@ class NpuStorage:
 
     def __repr__(self) -> str:
         return f"NpuStorage(device='{self.device}', nbytes={self.nbytes()})"
+
+
+class TypedNpuStorage(torch.TypedStorage):
+    """The same in elements, as ``Tensor.storage()`` has it: torch's class, which computes with tensors on it."""
+
+    def __new__(cls, *args: Any) -> TypedNpuStorage:
+        return object.__new__(cls)
+
+    def __init__(self, untyped: NpuStorage, dtype: torch.dtype) -> None:
+        self.dtype, self._untyped_storage = dtype, untyped  # type: ignore[assignment]
+
+    def _new_wrapped_storage(self, untyped: Any) -> Any:
+        if isinstance(untyped, NpuStorage):
+            return TypedNpuStorage(untyped, self.dtype)
+        return torch.TypedStorage(wrap_storage=untyped, dtype=self.dtype, _internal=True)
+
+    def __reduce__(self) -> Any:  # a saved one loads as a plain one, as an NPU tensor does
+        return self._new_wrapped_storage(self._untyped_storage.cpu()).__reduce__()
 
 
 class NpuTensor(Copied, torch.Tensor, metaclass=_Meta):
@@ -172,11 +208,15 @@ class NpuTensor(Copied, torch.Tensor, metaclass=_Meta):
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if self.dim() == 0 else object.__format__(repr(self), spec)
 
-    def __dlpack__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise BufferError(f"[dlpack] expected a tensor in host memory, got one on {self.device}: use .cpu()")
+    def __dlpack__(self, **options: Any) -> Any:
+        from .dlpack import export  # imports this module
 
-    def __dlpack_device__(self) -> NoReturn:
-        self.__dlpack__()
+        return export(self, **options)
+
+    def __dlpack_device__(self) -> tuple[Any, int]:
+        from .dlpack import device_of
+
+        return device_of(self)
 
     def data_ptr(self) -> int:
         """Address of the first element in device memory."""
@@ -186,7 +226,12 @@ class NpuTensor(Copied, torch.Tensor, metaclass=_Meta):
     def untyped_storage(self) -> Any:
         return NpuStorage(self)
 
-    storage = untyped_storage
+    def _typed_storage(self) -> Any:
+        return TypedNpuStorage(NpuStorage(self), self.dtype)
+
+    def storage(self) -> Any:
+        torch.storage._warn_typed_storage_removal(stacklevel=2)
+        return self._typed_storage()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A saved NPU tensor loads as a plain one, as a lazy one does.
@@ -221,18 +266,36 @@ def block_of(t: torch.Tensor) -> Any:
 
 def empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, index: int) -> NpuTensor:
     """A tensor of these sizes and strides in fresh, uninitialized memory of ``npu:index``."""
-    with torch._C.DisableTorchFunction():
-        storage = _storage(0, _CPU, extent(tuple(size), tuple(stride), 0) * dtype.itemsize)
-        plain = _torch_empty(0, dtype=dtype, device=_CPU)
-        _base.set_(plain, storage, 0, tuple(size), tuple(stride))
-        if not plain.is_inference():
-            torch._C._autograd._unsafe_set_version_counter((plain,), (0,))  # set_ counted as a write
-        torch._C._set_throw_on_mutable_data_ptr(plain)  # what reaches a CPU kernel after all: an error, no crash
-        storage._npu = _blocks.allocate(index, storage.nbytes())
-    made = _subclass(NpuTensor, plain)
+    block = _blocks.allocate(index, extent(tuple(size), tuple(stride), 0) * dtype.itemsize)
+    made = of_block(block, size, stride, 0, dtype)
     for watcher in watchers:
         watcher(made)
     return made
+
+
+def of_block(block: Any, size: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype) -> NpuTensor:
+    """A tensor on ``block`` with a storage of its own: no other tensor of the block shares its version."""
+    with torch._C.DisableTorchFunction():
+        storage = _storage(0, _CPU, block.nbytes)
+        plain = _torch_empty(0, dtype=dtype, device=_CPU)
+        _base.set_(plain, storage, offset, tuple(size), tuple(stride))
+        if not plain.is_inference():
+            torch._C._autograd._unsafe_set_version_counter((plain,), (0,))  # set_ counted as a write
+        torch._C._set_throw_on_mutable_data_ptr(plain)  # what reaches a CPU kernel after all: an error, no crash
+        storage._npu = block
+    return _subclass(NpuTensor, plain)
+
+
+def exposed(t: NpuTensor) -> torch.Tensor:
+    """What torch takes for a CPU tensor, with the device's address in place of a host's: for DLPack, never to be read.
+
+    It keeps the memory.
+    """
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        block = _torch_storage(t)._npu
+        storage = _storage(block.ptr, _CPU, block.nbytes)
+        storage._npu = block
+        return _base.set_(_torch_empty(0, dtype=t.dtype), storage, t.storage_offset(), t.shape, t.stride())
 
 
 def of_this_mode(t: torch.Tensor) -> torch.Tensor:

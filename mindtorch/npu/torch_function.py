@@ -386,6 +386,12 @@ def install() -> None:
 
 def _set(self: NpuTensor, source: Any = None, *args: Any, **kwargs: Any) -> Any:
     """``t.set_(storage, offset, size, stride)``: C++ takes the storage of its own that ours stands for."""
+    if isinstance(source, torch.TypedStorage):
+        if source.dtype is not self.dtype:
+            raise RuntimeError(
+                f"[set_] expected a storage of {self.dtype}, as the tensor is, got one of {source.dtype}"
+            )
+        source = source._untyped_storage
     if not isinstance(source, NpuStorage):
         return _base.set_(self, *(() if source is None else (source,)), *args, **kwargs)
     if block_of(self).device != source.get_device():

@@ -20,6 +20,7 @@ from ..devices.places import ESTIMATED, NPU, RECORDED, where
 from ..engine.execute import tensors, values
 from ..engine.record.predict import quiet
 from ..engine.tensor import classes
+from ..npu import dlpack as npu_dlpack
 from ..npu import moves as npu_moves
 from ..npu import random as npu_random
 from ..npu import subclasses
@@ -27,7 +28,7 @@ from ..npu.tensor import is_npu
 from . import creation, meshes, slot
 from .module_moves import is_opaque
 
-_torch_to_dlpack = torch.utils.dlpack.to_dlpack
+_torch_to_dlpack, _torch_from_dlpack = torch.utils.dlpack.to_dlpack, torch._C._from_dlpack
 _torch_manual_seed = torch.random.manual_seed
 _torch_get_device_module = torch.get_device_module
 _torch_has_function = torch.overrides.has_torch_function
@@ -42,6 +43,7 @@ def patches() -> Iterator[Patch]:
     """(owner, attribute, what stands in for it)."""
     for owner in (torch, torch.utils.dlpack):
         yield owner, "to_dlpack", _to_dlpack
+    yield torch._C, "_from_dlpack", functools.wraps(_torch_from_dlpack)(npu_dlpack.importing(_torch_from_dlpack))
     for owner in (torch, torch.random):
         yield owner, "manual_seed", _manual_seed
     yield torch, "get_device_module", _get_device_module
@@ -57,7 +59,7 @@ def patches() -> Iterator[Patch]:
 @functools.wraps(_torch_to_dlpack)
 def _to_dlpack(self: torch.Tensor) -> Any:
     if is_npu(self):
-        self.__dlpack__()  # raises
+        return self.detach().__dlpack__()
     if _core.get_handle(self) is None:
         return _torch_to_dlpack(self)
     with Unseen():

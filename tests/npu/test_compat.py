@@ -440,17 +440,21 @@ def test_N3_what_compiled_programs_import_of_torch_npu(in_npu_program: Callable[
 
 
 def test_N3_storages_are_moved_to_npus(in_npu_program: Callable[..., str]) -> None:
-    assert (
-        in_npu_program("""
+    assert in_npu_program("""
         import torch, mindtorch.npu.compat
         plain = torch.tensor([1, 2, 3], dtype=torch.int32)
         for storage in (plain.untyped_storage(), plain.storage()):
             moved = storage.npu()
             moved.fill_(1), storage.npu(1).fill_(2), storage.npu("npu:1", non_blocking=True)
             print(moved.device, storage.npu("npu:1").device, moved.tolist()[:4], storage.npu().nbytes(), plain.tolist())
-    """).splitlines()
-        == ["npu:0 npu:1 [1, 1, 1, 1] 12 [1, 2, 3]"] * 2
-    )
+            print(moved.npu(0) is moved, moved.npu(1).device, moved.npu(1).cpu().tolist()[-1], moved.npu(1).dtype
+                  if storage.element_size() > 1 else "of bytes")
+    """).splitlines() == [
+        "npu:0 npu:1 [1, 1, 1, 1] 12 [1, 2, 3]",
+        "True npu:1 1 of bytes",
+        "npu:0 npu:1 [1, 1, 1] 12 [1, 2, 3]",
+        "True npu:1 1 torch.int32",
+    ]
 
 
 def test_N3_the_version_of_cann_is_what_its_installation_says(

@@ -12,7 +12,7 @@ import torch
 
 DTYPES = (
     torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int32, torch.int64, torch.uint8,
-    torch.bool, torch.complex64,
+    torch.bool, torch.complex64, torch.complex128,
 )  # fmt: skip
 SOURCES = {
     "alike": lambda t: t,
@@ -48,11 +48,13 @@ def test_N4_converting_copies_give_the_cpus_values(
         assert torch.equal(back, expected), (one, other)
 
 
-@pytest.mark.parametrize("dtypes", [(torch.int32, torch.float32), (torch.float16, torch.float32)])
+@pytest.mark.parametrize(
+    "dtypes", [(torch.int32, torch.float32), (torch.float16, torch.float32), (torch.complex128, torch.complex64)]
+)
 @pytest.mark.parametrize("outwards", [False, True])
 def test_N4_converting_copies_wait_for_no_stream(npu: ModuleType, library: Any, dtypes: Any, outwards: bool) -> None:
     """The stream is held all the while: a copy that waited for it would be let go by the timer, and be over."""
-    one, other = (torch.arange(8, dtype=dtypes[0]), torch.zeros(8, dtype=dtypes[1]))
+    one, other = (torch.arange(8).to(dtypes[0]), torch.zeros(8, dtype=dtypes[1]))
     source, target = (one.npu(), npu.pin_memory(other)) if outwards else (npu.pin_memory(one), other.npu())
     target.copy_(source)  # what is worked out once
     npu.synchronize()

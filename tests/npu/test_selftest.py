@@ -38,6 +38,13 @@ def test_N7_checks_that_change_settings_pass_alone(in_npu_program: Any) -> None:
         ("library.fail('aclrtStreamWaitEvent', 1, 107000)", "streams and events", "107000"),
         ("npu.device_count = lambda: 1", "events across devices", "there is one device"),
         ("torch.Tensor.backward = lambda self: self.sum()", "perceptron", ""),
+        ("npu.mem_get_info = lambda index: (1, 100)", "memory", "twice the 100 bytes of the device were given"),
+        ("npu.memory_allocated = lambda index: 0", "memory", "4 MiB were made, and 0 bytes more"),
+        (
+            "step, at = selftest._step, iter(range(9)); selftest._step = lambda *args: (next(at) + step(*args)[0], [])",
+            "deterministic algorithms",
+            "the same step again",
+        ),
     ],
 )
 def test_N7_a_check_of_what_does_not_work_fails_with_the_reason(
@@ -57,6 +64,21 @@ def test_N7_a_check_of_what_does_not_work_fails_with_the_reason(
     row = json.loads(in_npu_program(code))
     assert row["result"] == ("skipped" if "one device" in words else "failed")
     assert words in row.get("error", row.get("seen"))
+
+
+def test_N7_a_runtime_that_says_it_waits_for_other_devices_and_does_not_is_found(in_npu_program: Any) -> None:
+    said = in_npu_program(
+        """
+        import os
+        from acl_library import Library
+        from mindtorch.npu import selftest
+        Library(os.environ["GENIE_ACL_LIBRARY"]).delay_copies(20)
+        selftest.check("events across devices", 0)
+        """,
+        GENIE_TEST_NPU_RUNTIME="90200000", GENIE_TEST_NPU_FOREIGN_WAITS="0", GENIE_TEST_NPU_ORDER="0",
+    )  # fmt: skip
+    row = json.loads(said)
+    assert row["result"] == "failed" and "npu:0 to npu:1: expected tensor" in row["error"]
 
 
 def genie(*args: str) -> Any:

@@ -17,6 +17,7 @@ from ...base.patching import for_good
 from ...patch import hooks, slot
 from .. import finder, legacy
 from ..library import device_index
+from ..tensor import NpuStorage, TypedNpuStorage
 
 __all__ = ["install"]
 
@@ -40,7 +41,7 @@ def install() -> None:
     from . import distributed
 
     distributed.install()
-    storages = (torch.UntypedStorage, torch.TypedStorage)
+    storages = (torch.UntypedStorage, torch.TypedStorage, NpuStorage)
     for_good([(torch.Tensor, "type", _type), *((kind, "npu", _storage_on_npu) for kind in storages)])
     if not hasattr(torch.Tensor, "is_npu"):
         for_good([(torch.Tensor, "is_npu", hooks.IS_NPU)])
@@ -49,9 +50,13 @@ def install() -> None:
 
 
 def _storage_on_npu(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
-    """A copy of a storage of the CPU's on an NPU, by default the current one; there all storages are of bytes."""
-    whole = torch.empty(0, dtype=torch.uint8, device="cpu").set_(getattr(self, "_untyped_storage", self))
-    return whole.to(f"npu:{device_index(device)}", non_blocking=non_blocking).untyped_storage()
+    """A copy of a storage on an NPU, by default the current one; itself where it is there."""
+    untyped, index = getattr(self, "_untyped_storage", self), device_index(device)
+    if untyped.device.type == "npu" and untyped.device.index == index:
+        return self
+    whole = torch.empty(0, dtype=torch.uint8, device=untyped.device).set_(untyped)
+    moved = whole.to(f"npu:{index}", non_blocking=non_blocking).untyped_storage()
+    return TypedNpuStorage(moved, self.dtype) if isinstance(self, torch.TypedStorage) else moved
 
 
 @functools.wraps(_torch_type)

@@ -69,19 +69,39 @@ int run_matmul(const struct plan *p) {
     batch.rank -= 2, a.rank -= 2, b.rank -= 2;
     int64_t down = left->strides[a.rank], along = left->strides[a.rank + 1];
     int64_t deeper = right->strides[b.rank], across = right->strides[b.rank + 1];
-    int64_t wide = (int64_t)bytes_of(left->type);
-    for (int64_t i = 0, n = rows && columns ? count_of(out) : 0; i < n; i++) {
+    int64_t wide = (int64_t)bytes_of(left->type), n = rows && columns ? count_of(out) : 0;
+    double *line = calloc((size_t)depth + 1, sizeof *line), *line_before = calloc((size_t)depth + 1, sizeof *line);
+    double *matrix = calloc((size_t)(depth * columns) + 1, sizeof *matrix);
+    double *sums = calloc((size_t)columns + 1, sizeof *sums);
+    const char *y = NULL;
+    for (int64_t i = 0; i < n; i++) {
         int64_t column = i % columns, row = i / columns % rows, which = i / columns / rows;
-        const char *x = element(&a, &batch, which) + row * down * wide;
-        const char *y = element(&b, &batch, which) + column * across * wide;
-        double sum = 0;
-        for (int64_t k = 0; k < depth; k++)
-            sum += shortened(load(x + k * along * wide, left->type), p->number) *
-                   shortened(load(y + k * deeper * wide, right->type), p->number);
+        if (!column && !row) { /* the right matrix: once, and once for all that share it */
+            const char *before = y;
+            y = element(&b, &batch, which);
+            for (int64_t at = 0; at < depth * columns && y != before; at++) {
+                const char *place = y + (at / columns * deeper + at % columns * across) * wide;
+                matrix[at] = shortened(load(place, right->type), p->number);
+            }
+        }
+        if (!column) {
+            const char *x = element(&a, &batch, which) + row * down * wide;
+            for (int64_t k = 0; k < depth; k++)
+                line[k] = shortened(load(x + k * along * wide, left->type), p->number);
+            /* a line as the one before has its sums: a large matrix of ones is soon done */
+            if (!row || memcmp(line, line_before, (size_t)depth * sizeof *line)) {
+                memset(sums, 0, (size_t)columns * sizeof *sums);
+                for (int64_t k = 0; k < depth; k++)
+                    for (int64_t j = 0; j < columns; j++) sums[j] += line[k] * matrix[k * columns + j];
+                memcpy(line_before, line, (size_t)depth * sizeof *line);
+            }
+        }
+        double sum = sums[column];
         if (p->count > 3) sum *= p->values[1];
         if (p->count > 3 && p->values[0] != 0) sum += p->values[0] * value_at(&p->tensors[3], out, i);
         store(element(out, out, i), out->type, sum);
     }
+    free(line), free(line_before), free(matrix), free(sums);
     return OK;
 }
 
