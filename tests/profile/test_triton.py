@@ -220,7 +220,7 @@ print(kernel.launches)
 """
 
 
-def test_R8_a_triton_kernel_takes_no_recorded_tensors(triton: Any, tmp_path: Path) -> None:
+def test_L9_a_triton_kernel_takes_no_recorded_tensors(triton: Any, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([sys.executable, "-c", RECORDED], capture_output=True, text=True, env=environment, check=True)
     expected = (
