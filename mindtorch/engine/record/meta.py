@@ -16,7 +16,6 @@ from ..._ext.guards import NoGrad, Unseen
 from ...base import sourceline
 from ...base.errors import NoDataError
 from ...base.strides import extent
-from ...devices import device as mindtorch_device
 from ...devices import mode
 from ...devices.lazy_device import device_at, known_device, place_of
 from ...devices.places import RECORDED, where
@@ -301,8 +300,6 @@ class MetaTensor(RecordedTensor):
         if len(args) == 1 and not kwargs and type(args[0]) is torch.dtype:
             return self._as_dtype(args[0])
         target, options = _options(args, kwargs)
-        if not (target is None or isinstance(target, (str, int, torch.device, mindtorch_device))):
-            return super().to(*args, **kwargs)  # which refuses it
         changed = super().to(**options) if options else self
         if target is None or (not where(target).has_data and place_of(target) == _core.device_index(self)):
             return changed

@@ -245,7 +245,7 @@ def pattern_rows(
     for row in rows:
         op = seen.op_name(row.sig)
         patterns = labels.patterns(row, op) if row.sig else _NONE
-        if patterns.keys() == _NONE.keys() and (not row.sig or seen.ops[row.sig].category == "view"):  # type: ignore[union-attr]
+        if "" in patterns and (not row.sig or seen.ops[row.sig].category == "view"):  # type: ignore[union-attr]
             between.append(row)
             continue
         much = row.calls * (1.0 if forecast is None else forecast.host(row.sig, row.phase))
