@@ -91,27 +91,26 @@ def export(
     return capsule
 
 
-def importing(take: Callable[[Any], torch.Tensor]) -> Callable[[Any], Any]:
-    """``torch._C._from_dlpack`` that takes NPU tensors, too. Others' memory on NPUs is refused."""
+def importing(take: Callable[[Any], torch.Tensor], capsule: Any) -> Any:
+    """What ``torch._C._from_dlpack``, which is ``take``, gives for a capsule, which may be an NPU tensor's.
 
-    def _from_dlpack(capsule: Any) -> Any:
-        found = _described(capsule)
-        if found is None or found.type != DLDeviceType.kDLExtDev:
-            return take(capsule)
-        index, address = found.index, found.data or 0
-        blocks = [each for each in list(_shared.values()) if each.device == index]  # others may go meanwhile
-        block = next((each for each in blocks if each.ptr <= address < each.ptr + each.nbytes), None)
-        if address and block is None:
-            raise BufferError(f"[from_dlpack] expected memory of mindtorch's, got another library's on npu:{index}")
-        found.type, found.index = _CPU
-        with NoGrad(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            plain = take(capsule)
-            size, stride, dtype = plain.shape, plain.stride(), plain.dtype
-            if block is None or not plain.numel():
-                return empty(size, stride, dtype, index)
-            offset, rest = divmod(plain.data_ptr() - block.ptr, dtype.itemsize)
-            if rest:
-                raise BufferError(f"[from_dlpack] expected an address aligned to {dtype}, got one {rest} bytes off")
-            return of_block(block, size, stride, offset, dtype)
-
-    return _from_dlpack
+    Others' memory on NPUs is refused.
+    """
+    found = _described(capsule)
+    if found is None or found.type != DLDeviceType.kDLExtDev:
+        return take(capsule)
+    index, address = found.index, found.data or 0
+    blocks = [each for each in list(_shared.values()) if each.device == index]  # others may go meanwhile
+    block = next((each for each in blocks if each.ptr <= address < each.ptr + each.nbytes), None)
+    if address and block is None:
+        raise BufferError(f"[from_dlpack] expected memory of mindtorch's, got another library's on npu:{index}")
+    found.type, found.index = _CPU
+    with NoGrad(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        plain = take(capsule)
+        size, stride, dtype = plain.shape, plain.stride(), plain.dtype
+        if block is None or not plain.numel():
+            return empty(size, stride, dtype, index)
+        offset, rest = divmod(plain.data_ptr() - block.ptr, dtype.itemsize)
+        if rest:
+            raise BufferError(f"[from_dlpack] expected an address aligned to {dtype}, got one {rest} bytes off")
+        return of_block(block, size, stride, offset, dtype)

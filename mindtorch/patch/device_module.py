@@ -11,6 +11,7 @@ import os
 import threading
 import time
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,10 +20,43 @@ from ..base.errors import UnsupportedOperationError
 from ..engine.execute import tensors, values
 from ..engine.record.predict import quiet
 from . import creation
-from .instead_of_cuda import StreamContext, chosen_by
 
-__all__ = ["NOT_APPLICABLE", "REFUSED", "DeviceModule", "Event", "Stream", "of_generator"]
+__all__ = ["NOT_APPLICABLE", "REFUSED", "DeviceModule", "Event", "Stream", "StreamContext", "chosen_by", "of_generator"]
 _current = threading.local()  # .index: what `with torch.remote_accelerator.device(i):` chose
+
+
+class StreamContext:
+    """``with torch.cuda.stream(stream):``; None: no change. A class, as programs and torch.compile ask for it."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            self.stream.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        if self.stream is not None:
+            self.stream.__exit__(*error)
+
+
+def chosen_by(current: Callable[[], int], choose: Callable[[int], None], index_of: Callable[[Any], int]) -> type:
+    """The class ``torch.cuda.device``: within the block, a device is the current one. None, below 0: no change."""
+
+    class device:
+        def __init__(self, device: Any) -> None:
+            self.idx = -1 if device is None else index_of(device)
+            self.prev_idx = -1
+
+        def __enter__(self) -> None:
+            self.prev_idx = current()
+            if self.idx >= 0:
+                choose(self.idx)
+
+        def __exit__(self, *error: object) -> None:
+            choose(self.prev_idx)
+
+    return device
 
 
 class DeviceModule(types.ModuleType):

@@ -55,7 +55,6 @@ from . import (
     stand_ins,
     tracing,
     transforms,
-    triton_kernels,
     uninitialized,
     wrappers,
 )
@@ -76,7 +75,7 @@ def enable() -> None:
     _public.update({_hooks.original(function): function for function in (getattr(*place) for place in _MAKERS)})
     _torch_to = _hooks.original(_base.to)
     slot.watch()
-    held.put_when_loaded("triton.runtime.jit", triton_kernels.refused)
+    held.put_when_loaded("triton.runtime.jit", _of_triton)
     if npu_is_ours:
         held.put(_of_npus())
         _hooks.take_pinning(True)
@@ -415,6 +414,12 @@ def _packed_sequence_to(self: PackedSequence, *args: Any, **kwargs: Any) -> Pack
     # The batch sizes stay on the CPU.
     order = (None if t is None else t.to(data.device) for t in (self.sorted_indices, self.unsorted_indices))
     return type(self)(data, self.batch_sizes, *order)
+
+
+def _of_triton(jit: Any) -> Iterator[Patch]:
+    from .triton_kernels import refused  # few programs launch with it
+
+    return refused(jit)
 
 
 @functools.wraps(_torch_module_apply)

@@ -10,7 +10,7 @@ import torch
 
 from ..base.patching import Patch
 
-__all__ = ["StreamContext", "chosen_by", "generators_made_by", "of_cuda"]
+__all__ = ["generators_made_by", "of_cuda"]
 
 
 def of_cuda(said: dict[str, Any]) -> Iterator[Patch]:
@@ -44,37 +44,3 @@ def generators_made_by(make: Callable[[Any], torch.Generator]) -> type:
 
     Generator.__module__, Generator.__qualname__ = "torch", "Generator"  # where pickle finds it
     return Generator
-
-
-class StreamContext:
-    """``with torch.cuda.stream(stream):``; None: no change. A class, as programs and torch.compile ask for it."""
-
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
-
-    def __enter__(self) -> None:
-        if self.stream is not None:
-            self.stream.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        if self.stream is not None:
-            self.stream.__exit__(*error)
-
-
-def chosen_by(current: Callable[[], int], choose: Callable[[int], None], index_of: Callable[[Any], int]) -> type:
-    """The class ``torch.cuda.device``: within the block, a device is the current one. None, below 0: no change."""
-
-    class device:
-        def __init__(self, device: Any) -> None:
-            self.idx = -1 if device is None else index_of(device)
-            self.prev_idx = -1
-
-        def __enter__(self) -> None:
-            self.prev_idx = current()
-            if self.idx >= 0:
-                choose(self.idx)
-
-        def __exit__(self, *error: object) -> None:
-            choose(self.prev_idx)
-
-    return device

@@ -20,7 +20,6 @@ from ..devices.places import ESTIMATED, NPU, RECORDED, where
 from ..engine.execute import tensors, values
 from ..engine.record.predict import quiet
 from ..engine.tensor import classes
-from ..npu import dlpack as npu_dlpack
 from ..npu import moves as npu_moves
 from ..npu import random as npu_random
 from ..npu import subclasses
@@ -43,7 +42,7 @@ def patches() -> Iterator[Patch]:
     """(owner, attribute, what stands in for it)."""
     for owner in (torch, torch.utils.dlpack):
         yield owner, "to_dlpack", _to_dlpack
-    yield torch._C, "_from_dlpack", functools.wraps(_torch_from_dlpack)(npu_dlpack.importing(_torch_from_dlpack))
+    yield torch._C, "_from_dlpack", _from_dlpack
     for owner in (torch, torch.random):
         yield owner, "manual_seed", _manual_seed
     yield torch, "get_device_module", _get_device_module
@@ -54,6 +53,13 @@ def patches() -> Iterator[Patch]:
     yield from meshes.patches()
     if _torch_adjust is not None:
         yield _CrossEntropyOptions, "_adjust", functools.wraps(_torch_adjust)(_adjust_cross_entropy)
+
+
+@functools.wraps(_torch_from_dlpack)
+def _from_dlpack(capsule: Any) -> Any:
+    from ..npu.dlpack import importing  # few programs exchange tensors
+
+    return importing(_torch_from_dlpack, capsule)
 
 
 @functools.wraps(_torch_to_dlpack)

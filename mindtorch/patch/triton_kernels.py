@@ -71,12 +71,8 @@ def _run_of(jit: Any) -> Any:
     return getattr(getattr(jit, "JITFunction", None), "run", None)
 
 
-def counted(patches: Patches) -> None:
-    """Have each launch counted, for as long as ``patches`` are there."""
-    patches.put_when_loaded("triton.runtime.jit", _counting)
-
-
-def _counting(jit: Any) -> Iterator[Patch]:
+def counted(jit: Any) -> Iterator[Patch]:
+    """Have each launch counted. jit: Triton's module of that name."""
     if (run := _run_of(jit)) is None:
         return
 

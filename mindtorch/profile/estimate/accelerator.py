@@ -24,7 +24,8 @@ from ...npu import random as npu_random
 from ...npu.api import DeviceProperties
 from ...npu.refused import refusing
 from ...patch.attention import without_data
-from ...patch.instead_of_cuda import StreamContext, chosen_by, generators_made_by, of_cuda
+from ...patch.device_module import StreamContext, chosen_by
+from ...patch.instead_of_cuda import generators_made_by, of_cuda
 from . import compiling, data_loading, fused_attention, kernel_limits, memory_answers, side_streams, sobol
 from .device_memory import Devices
 

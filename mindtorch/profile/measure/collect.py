@@ -17,6 +17,7 @@ import threading
 import time
 import weakref
 from collections import Counter
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
@@ -31,7 +32,7 @@ from mindtorch._ext.opinfo import Op
 from mindtorch._ext.signals import raise_soon
 from mindtorch.base.children import ChildWatch
 from mindtorch.base.errors import LazyTensorError
-from mindtorch.base.patching import Patches
+from mindtorch.base.patching import Patch, Patches
 from mindtorch.base.threads import ThreadWatch
 from mindtorch.engine import semantics
 from mindtorch.engine.execute import local, tensors, values
@@ -39,7 +40,6 @@ from mindtorch.engine.semantics import generation, modules, owners, phases, skip
 from mindtorch.ops import schema
 from mindtorch.ops.flop_rules import PerOutput
 from mindtorch.ops.op_row import FREE_TAGS
-from mindtorch.patch import triton_kernels
 from mindtorch.profile.cost import calibrate, work
 from mindtorch.profile.cost.call_shapes import Shaped, shaped
 from mindtorch.profile.cost.targets import Target
@@ -59,6 +59,12 @@ from mindtorch.profile.report.recording import STAGES, Label, Places, Recording,
 log = logging.getLogger(__name__)
 
 _active: weakref.WeakSet[Profiler] = weakref.WeakSet()
+
+
+def _of_triton(jit: Any) -> Iterable[Patch]:
+    from mindtorch.patch.triton_kernels import counted  # few programs launch with it
+
+    return counted(jit)
 
 
 class Mode(TorchDispatchMode, Collector):
@@ -168,7 +174,7 @@ class Profiler(Run):
         self._compile_watch = CompileWatch(self._compiling)
         self._profiler_watch = ProfilerWatch(self.cuda.give_way)
         self._launches = Patches(yields=True)
-        triton_kernels.counted(self._launches)
+        self._launches.put_when_loaded("triton.runtime.jit", _of_triton)
         self._watch = ImportWatch(collector.begin_import, self._imported).__enter__()
         self._watch.found["torch"] = collector.imported
         collector.__enter__()
