@@ -87,14 +87,19 @@ class _Finder:
 _finder: Any = _Finder()
 
 
-def when_loaded(name: str, then: Callable[[Any], None], who: Any = None) -> None:
-    """Call ``then(module)`` now, or as soon as the module is loaded; of what one waits with, the last is called."""
+def when_loaded(name: str, then: Callable[[Any], None], who: Any = None) -> Callable[[], object]:
+    """Call ``then(module)`` now, or as soon as the module is loaded; of what one waits with, the last is called.
+
+    Gives what ends the waiting.
+    """
     if name in sys.modules:
         then(sys.modules[name])
-        return
-    _waiting.setdefault(name, {})[who or then] = then
+        return lambda: None
+    who = who or then
+    _waiting.setdefault(name, {})[who] = then
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
+    return lambda: _waiting.get(name, {}).pop(who, None)
 
 
 def forget() -> None:

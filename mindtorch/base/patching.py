@@ -48,8 +48,8 @@ class Patches:
             self._places.add((id(owner), name))
 
     def put_when_loaded(self, module: str, patches: Callable[[Any], Iterable[Patch]]) -> None:
-        """Put ``patches(module)`` there now, or as soon as the program has loaded the module."""
-        when_loaded(module, lambda loaded: self.put(patches(loaded)), patches)
+        """Put ``patches(module)`` there now, or once the program has loaded the module, unless taken back before."""
+        self.after(when_loaded(module, lambda loaded: self.put(patches(loaded)), patches))
 
     def after(self, call: Callable[..., object], *args: Any) -> None:
         """Call this, too, when they are taken back."""

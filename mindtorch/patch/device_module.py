@@ -19,25 +19,11 @@ import torch
 from ..base.errors import UnsupportedOperationError
 from ..engine.execute import tensors, values
 from ..engine.record.predict import quiet
+from ..npu.api import StreamContext
 from . import creation
 
-__all__ = ["NOT_APPLICABLE", "REFUSED", "DeviceModule", "Event", "Stream", "StreamContext", "chosen_by", "of_generator"]
+__all__ = ["NOT_APPLICABLE", "REFUSED", "DeviceModule", "Event", "Stream", "chosen_by", "of_generator"]
 _current = threading.local()  # .index: what `with torch.remote_accelerator.device(i):` chose
-
-
-class StreamContext:
-    """``with torch.cuda.stream(stream):``; None: no change. A class, as programs and torch.compile ask for it."""
-
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
-
-    def __enter__(self) -> None:
-        if self.stream is not None:
-            self.stream.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        if self.stream is not None:
-            self.stream.__exit__(*error)
 
 
 def chosen_by(current: Callable[[], int], choose: Callable[[int], None], index_of: Callable[[Any], int]) -> type:
@@ -75,7 +61,7 @@ class DeviceModule(types.ModuleType):
         return values.executor().count if self.is_available() else 0
 
     def current_device(self) -> int:
-        return getattr(_current, "index", 0)
+        return _now()
 
     def __getattr__(self, name: str) -> Any:
         why = REFUSED.get(name)
@@ -99,7 +85,7 @@ class DeviceModule(types.ModuleType):
 
     def set_device(self, device: Any) -> None:
         """Which device the functions here mean when they are not told, in this thread."""
-        _current.index = self._index(device)
+        _choose(self._index(device))
 
     def get_device_name(self, device: Any = None) -> str:
         """What computes, and where: a worker's machine by its name."""
@@ -315,6 +301,10 @@ class Event:
         """Nothing: what was recorded before comes before."""
 
 
+def _now() -> int:
+    return getattr(_current, "index", 0)
+
+
 def _choose(index: int) -> None:
     _current.index = index
 
@@ -323,7 +313,7 @@ def _index_of(device: Any) -> int:
     return device if isinstance(device, int) else tensors.index_of(device)
 
 
-_Chosen = chosen_by(lambda: getattr(_current, "index", 0), _choose, _index_of)
+_Chosen = chosen_by(_now, _choose, _index_of)
 
 
 class _DeviceOf(_Chosen):  # type: ignore[misc, valid-type]

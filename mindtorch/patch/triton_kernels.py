@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_leaves
 
 from ..base.errors import UnsupportedOperationError
 from ..base.patching import Patch, Patches, existing
-from ..devices import mode
 from ..engine.execute import tensors, values
 
 __all__ = ["counted", "imagined", "refused"]
@@ -52,10 +51,14 @@ def _library() -> torch.library.Library:
     return torch.library.Library("triton", "FRAGMENT")
 
 
+def _tell(kernel: Any, given: list[torch.Tensor]) -> None:
+    """Call the kernel's operator, of which torch tells those that watch."""
+    _operator(re.sub(r"\W", "_", kernel.__name__, flags=re.ASCII))(given)
+
+
 @functools.cache
 def _operator(name: str) -> Callable[[list[torch.Tensor]], None]:
     """``triton::NAME``. What only reads would cost nothing; torch counts no versions for it, as for Triton's own."""
-    name = re.sub(r"\W", "_", name, flags=re.ASCII)
     _library().define(f"{name}(Tensor(a!)[] tensors) -> ()")
     _library().impl(name, _launch, "CompositeExplicitAutograd")
     return getattr(torch.ops.triton, name)  # type: ignore[no-any-return]
@@ -85,7 +88,7 @@ def counted(jit: Any) -> Iterator[Patch]:
         calls, call = _waiting.calls, lambda: done.append(run(self, *args, grid=grid, warmup=warmup, **kwargs))
         calls.append(call)
         try:
-            _operator(self.__name__)([t.data for t in given])  # whose versions are apart
+            _tell(self, [t.data for t in given])  # whose versions are apart
         finally:
             if call in calls:
                 calls.remove(call)
@@ -107,22 +110,21 @@ def imagined(lose: Callable[[torch.Tensor], None], current: Callable[[], int]) -
             given = [] if warmup else _tensors_of(args, kwargs)
             if given:
                 with torch.no_grad():
-                    _operator(self.__name__)(given)
+                    _tell(self, given)
             for tensor in given:
                 lose(tensor)
 
-        if mode.now.estimate is not None and _run_of(jit):  # without: it is loaded after the estimate
+        if _run_of(jit):
             yield jit.JITFunction, "run", launch
 
     def tuning(autotuner: Any) -> Iterator[Patch]:
         alike = {"_bench": lambda self, *args, config, **meta: [0.0, 0.0, 0.0]}
-        if mode.now.estimate is not None:
-            yield from existing(getattr(autotuner, "Autotuner", None), alike)
+        return existing(getattr(autotuner, "Autotuner", None), alike)
 
     def driving(module: Any) -> Iterator[Patch]:
-        if mode.now.estimate is not None and (config := getattr(module, "driver", None)) is not None:
-            name = "active" if "active" in vars(config) else "_active"
-            yield from existing(config, {name: _driver(current)})
+        config = getattr(module, "driver", None)
+        name = "active" if "active" in getattr(config, "__dict__", ()) else "_active"
+        return existing(config, {name: _driver(current)})
 
     patches.put_when_loaded("triton.runtime.jit", launching)
     patches.put_when_loaded("triton.runtime.autotuner", tuning)
@@ -153,7 +155,7 @@ def _driver(current: Callable[[], int]) -> Any:
         get_current_device=current,
         get_current_stream=lambda device: 0,
         get_current_target=target,
-        get_device_capability=lambda device=None: torch.cuda.get_device_capability(device),
+        get_device_capability=torch.cuda.get_device_capability,
         get_device_interface=lambda: torch.cuda,
         set_current_device=torch.cuda.set_device,
     )

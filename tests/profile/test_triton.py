@@ -230,6 +230,31 @@ def test_L9_a_triton_kernel_takes_no_recorded_tensors(triton: Any, tmp_path: Pat
     assert done.stdout.splitlines() == [expected, expected, "0"]
 
 
+def test_C2_a_triton_that_is_loaded_after_a_profile_or_an_estimate_is_as_it_is(
+    triton: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Profiler():
+        torch.ones(2).exp()
+    estimate(lambda: torch.ones(2, device="cuda").exp())
+    assert triton("driver").driver._active is None
+    monkeypatch.setattr(triton("driver").driver, "_active", Cpu)
+    monkeypatch.setattr(triton_kernels, "_tell", pytest.fail)
+    kernel = triton("jit").JITFunction(lambda *args: None)
+    kernel[(1,)](torch.ones(3))
+    assert kernel.launches == 1
+
+
+def test_C4_kernels_whose_names_torch_would_not_take_are_operators_too(triton: Any) -> None:
+    def program() -> None:
+        for name in ("a.b", "a_b", "\u03b1"):
+            kernel = triton("jit").JITFunction(len)
+            kernel.__name__ = name
+            kernel[(1,)](torch.ones(3, device="cuda"))
+
+    report = estimate(program)
+    assert (row(report, "triton::a_b")["calls"], row(report, "triton::_")["calls"]) == (2, 1)
+
+
 def test_C4_a_triton_without_these_names_is_loaded_all_the_same(triton: Any, tmp_path: Path) -> None:
     for name in ("jit", "autotuner", "driver"):
         (tmp_path / "triton" / "runtime" / f"{name}.py").write_text("other = 1\n")
