@@ -50,3 +50,14 @@ def test_C4_pythons_types_are_dtypes_in_an_estimate(call: Callable[[Any], Any]) 
         assert (made.dtype, made.shape) == (expected.dtype, expected.shape)
         if not (expected.is_floating_point() or expected.is_complex()):
             assert made.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("call", [
+    lambda t: t.to(str), lambda t: t.to(object()), lambda t: t.to(list), lambda t: t.to(device=3.0),
+])  # fmt: skip
+def test_L7_what_is_no_device_is_refused_in_torchs_words(call: Callable[[torch.Tensor], object]) -> None:
+    with pytest.raises(TypeError) as plain:
+        call(torch.ones(2))
+    with pytest.raises(TypeError) as found:
+        call(torch.ones(2, device="remote_accelerator:0"))
+    assert str(found.value) == str(plain.value)
