@@ -127,6 +127,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "long: takes minutes, and so is begun first: the other process has work until it ends"
     )
     config.addinivalue_line("markers", "whole: a case that only --whole tries: its siblings prove most of it")
+    config.addinivalue_line("markers", "sample(n): of a test's cases, --whole tries all, and else so many")
     if config.getoption("--whole"):
         for name, value in _WHOLE.items():
             setattr(config.option, name, value)
@@ -139,9 +140,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     behind.
     """
     if not config.getoption("--whole"):
-        beyond = [item for item in items if item.get_closest_marker("whole")]
-        items[:] = [item for item in items if not item.get_closest_marker("whole")]
-        config.hook.pytest_deselected(items=beyond)
+        beyond = _beyond_a_sample(items)
+        items[:] = [item for item in items if item not in beyond]
+        config.hook.pytest_deselected(items=list(beyond))
     executor = config.getoption("--executor")
     for item in items:
         for mark in item.iter_markers("only_on"):
@@ -153,6 +154,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         random.Random(seed).shuffle(files)
         items.sort(key=lambda item: files.index(item.path))
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
+def _beyond_a_sample(items: list[pytest.Item]) -> set[pytest.Item]:
+    """What only ``--whole`` tries. Of a test with a sample, cases from all over the list are tried, the first among
+    them: those beside each other differ least.
+    """
+    beyond = {item for item in items if item.get_closest_marker("whole")}
+    cases: dict[tuple[Path, str], list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sample") and item not in beyond:
+            cases.setdefault((item.path, item.originalname), []).append(item)  # type: ignore[attr-defined]
+    for each in cases.values():
+        (size,) = each[0].get_closest_marker("sample").args  # type: ignore[union-attr]
+        kept = {number * len(each) // size for number in range(size)}
+        beyond |= {item for number, item in enumerate(each) if number not in kept}
+    return beyond
 
 
 @pytest.hookimpl(wrapper=True)

@@ -40,7 +40,19 @@ def pattern(line: str) -> str:
     return r"\s*" + ".*".join(r"\s+".join(map(re.escape, part.split(" "))) for part in line.strip().split("…"))
 
 
-@pytest.mark.parametrize(("command", "lines"), PRINTS, ids=[command for command, _ in PRINTS])
+def first_of_each(commands: list[str]) -> list[bool]:
+    """Whether a command is the first that does this with that example: what a sample tries."""
+    seen = [(shlex.split(command)[:2], re.findall(r"examples/\w+", command)) for command in commands]
+    return [each not in seen[:i] for i, each in enumerate(seen)]
+
+
+@pytest.mark.parametrize(
+    ("command", "lines"),
+    [
+        pytest.param(*each, id=each[0], marks=() if first else pytest.mark.whole)
+        for each, first in zip(PRINTS, first_of_each([command for command, _ in PRINTS]))
+    ],
+)
 def test_C1_the_tutorials_commands_print_what_it_says(command: str, lines: str, tmp_path: Path) -> None:
     done = run(command, tmp_path)
     assert done.returncode == int("does not have the memory" in lines), done.stderr
@@ -49,10 +61,8 @@ def test_C1_the_tutorials_commands_print_what_it_says(command: str, lines: str, 
         assert any(re.match(pattern(line), each) for each in printed), f"{line}\n{done.stdout}\n{done.stderr}"
 
 
-# Without --whole, the first alone, and the one that the tutorial runs on a worker.
-@pytest.mark.parametrize(
-    "command", [SAME[0], *(pytest.param(command, marks=pytest.mark.whole) for command in SAME[1:])], ids=SAME
-)
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("command", SAME)
 def test_C1_examples_print_the_same_on_a_worker(command: str, tmp_path: Path) -> None:
     script = shlex.split(command)[-1]
     here, there = run(f"python {script}", tmp_path), run(command, tmp_path)

@@ -93,6 +93,7 @@ WAYS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_L1_programs_observe_the_same_torch(way: str, without: dict[str, str], tmp_path: Path) -> None:
     command, may_differ = WAYS[way]

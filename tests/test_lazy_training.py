@@ -45,6 +45,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 STEPS = 20
 
 
+@pytest.mark.sample(32)
 @pytest.mark.parametrize("clip", ["none", "norm", "value"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_L7_optimizers(name: str, clip: str, same_as_eager: Same) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from mindtorch._ext import location
+
 ROOT = Path(__file__).resolve().parent.parent
 # All files of the extension's tests, without what repeats the same for long.
 LONG = (
@@ -21,6 +23,20 @@ LONG = (
     " or never_seen_again or ever_new_scalars or were_large"  # what is evicted while it is in use has a test of its own
 )
 SLICE = ["tests/ext", "-k", f"not ({LONG})"]
+
+#: What is built with sanitizers: the modules with memory of their own that those tests are about. To compile all takes
+#: minutes; ``--whole`` and ``--sanitize`` do.
+MODULES = ("context", "intern", "keys", "lazy", "location", "replay", "standin", "tape", "template")
+BUILD = """
+import sys
+
+import setuptools  # noqa: F401 - distutils comes with it
+from distutils.core import run_setup
+
+setup = run_setup("setup.py", ["-q", "build", "--build-lib", "lib", "--build-temp", "temp"], stop_after="commandline")
+setup.ext_modules = [module for module in setup.ext_modules if module.name.rpartition(".")[2] in sys.argv[1:]]
+setup.run_commands()
+"""
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libraries are preloaded as Linux does it")
 
@@ -65,7 +81,11 @@ def sanitizer(compiler: list[str]) -> dict[str, str]:
 
 @pytest.fixture  # of one test: each process of the tests would build it
 def sanitized(
-    sanitizer: dict[str, str], translated: Callable[[Path], None], tmp_path_factory: pytest.TempPathFactory
+    sanitizer: dict[str, str],
+    translated: Callable[[Path], None],
+    pytestconfig: pytest.Config,
+    whole: bool,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, str]:
     """The environment in which ``import mindtorch`` finds a build with sanitizers."""
     work = tmp_path_factory.mktemp("sanitized")
@@ -74,11 +94,17 @@ def sanitized(
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, work)
     translated(work / "temp")
-    build = [sys.executable, "setup.py", "-q", "build", "--build-lib", "lib", "--build-temp", "temp"]
-    done = run(build, {"GENIE_BUILD": "asan"}, work, 1200)
+    every = {path.stem for path in (ROOT / "_ext").glob("*.pyx")}
+    modules = every if whole or pytestconfig.getoption("--sanitize") else MODULES
+    done = run([sys.executable, "-c", BUILD, *modules], {"GENIE_BUILD": "asan"}, work, 1200)
     assert done.returncode == 0, "\n".join(
         line for line in (done.stdout + done.stderr).splitlines() if "error" in line.lower() and "__PYX_ERR" not in line
     )[-5000:]
+    built = work / "lib" / "mindtorch" / "_ext"
+    assert {path.name.partition(".")[0] for path in built.glob("*.so")} == set(modules)
+    for path in Path(location.__file__).parent.glob("*.so"):
+        if not (built / path.name).exists():
+            shutil.copy(path, built)
     return {**sanitizer, "PYTHONPATH": str(work / "lib")}
 
 

@@ -30,32 +30,43 @@ def run(*command: str, cwd: Path, env: dict[str, str] | None = None) -> str:
 
 
 @pytest.fixture(scope="session")
-def built(translated: Callable[[Path], None], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """(sdist, wheel made from that sdist), built without the network from a copy, so the checkout stays as it is.
-
-    Not optimized: how fast the modules are is no matter here, and that takes most of the time of compiling them.
-    """
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built without the network from a copy, so the checkout stays as it is."""
     work = tmp_path_factory.mktemp("build")
     skipped = shutil.ignore_patterns(
         ".git", ".venv", "venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".asv", "*.so", "*.c"
     )
     shutil.copytree(ROOT, work / "src", ignore=skipped)
-    translated(work / "temp")
-    (work / "options.cfg").write_text(f"[build]\nbuild_temp = {work / 'temp'}\n")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(work / "dist"), str(work / "src")]
-    options = {"GENIE_BUILD": "quick", "DIST_EXTRA_CONFIG": str(work / "options.cfg")}
-    run(*command, cwd=work, env={**os.environ, **options})
-    (sdist,) = (work / "dist").glob("*.tar.gz")
-    (wheel,) = (work / "dist").glob("*.whl")
-    return sdist, wheel
+    command = [sys.executable, "-m", "build", "--no-isolation", "--sdist", "--outdir", str(work / "dist")]
+    run(*command, str(work / "src"), cwd=work)
+    (made,) = (work / "dist").glob("*.tar.gz")
+    return made
 
 
 @pytest.fixture(scope="session")
-def unpacked(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(sdist: Path, translated: Callable[[Path], None], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made from that sdist alone.
+
+    Not optimized: how fast the modules are is no matter here, and that takes most of the time of compiling them.
+    """
+    work = tmp_path_factory.mktemp("wheel")
+    shutil.unpack_archive(sdist, work)
+    (source,) = work.iterdir()
+    translated(work / "temp")
+    (work / "options.cfg").write_text(f"[build]\nbuild_temp = {work / 'temp'}\n")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(work / "dist"), str(source)]
+    options = {"GENIE_BUILD": "quick", "DIST_EXTRA_CONFIG": str(work / "options.cfg")}
+    run(*command, cwd=work, env={**os.environ, **options})
+    (made,) = (work / "dist").glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="session")
+def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel installed into a folder of its own."""
     target = tmp_path_factory.mktemp("site")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target)]
-    run(*pip, str(built[1]), cwd=target)
+    run(*pip, str(wheel), cwd=target)
     return target
 
 
@@ -64,8 +75,8 @@ def elsewhere(site: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(site)}
 
 
-def test_layout_sdist_holds_what_a_build_needs(built: tuple[Path, Path]) -> None:
-    with tarfile.open(built[0]) as archive:
+def test_layout_sdist_holds_what_a_build_needs(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {f"_ext/{name}" for name in SOURCES} <= names
     assert {"setup.py", "pyproject.toml", "constraints.txt", "LICENSE", "README.md", "CHANGELOG.md"} <= names
@@ -75,24 +86,30 @@ def test_layout_sdist_holds_what_a_build_needs(built: tuple[Path, Path]) -> None
     assert not [name for name in names if name.endswith((".so", ".c", ".pyc"))]
 
 
-def test_layout_wheel_holds_only_mindtorch(built: tuple[Path, Path]) -> None:
-    with zipfile.ZipFile(built[1]) as archive:
-        names = archive.namelist()
+def holds_only_mindtorch(names: set[str]) -> None:
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"mindtorch"}
-    assert len(tops) == 2
     python = {f"mindtorch/{path.relative_to(ROOT / 'mindtorch')}" for path in (ROOT / "mindtorch").rglob("*.py")}
     python |= {f"mindtorch/cli/{path.relative_to(ROOT / 'cli')}" for path in (ROOT / "cli").rglob("*.py")}
-    assert python <= set(names)
+    assert python <= names
     viewer = {f"mindtorch/{path.relative_to(ROOT / 'mindtorch')}" for path in (ROOT / "mindtorch").rglob("viewer/*")}
-    assert len(viewer) > 10 and viewer <= set(names)
-    assert {"mindtorch/py.typed", *(f"mindtorch/_ext/{name}" for name in STUBS)} <= set(names)
+    assert len(viewer) > 10 and viewer <= names
+    assert {"mindtorch/py.typed", *(f"mindtorch/_ext/{name}" for name in STUBS)} <= names
     assert not [name for name in names if name.endswith((".pyx", ".pxd", ".c", ".h", ".pyc"))], "no sources of _ext"
     assert not [name for name in names if re.search(r"(^|/)(tests?|conftest|test_\w+)(\.py)?(/|$)", name)], "no tests"
     compiled = sorted(re.sub(r"\..*", "", Path(name).name) for name in names if name.endswith((".so", ".pyd")))
     assert compiled == EXTENSIONS
 
 
+@pytest.mark.whole  # to compile takes minutes: continuous integration has installed a wheel, and looks into that below
+def test_layout_wheel_holds_only_mindtorch(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert len({name.split("/")[0] for name in names}) == 2
+    holds_only_mindtorch(set(names))
+
+
+@pytest.mark.whole
 def test_layout_wheel_from_sdist_works(unpacked: Path, tmp_path: Path) -> None:
     assert {path.name for path in unpacked.iterdir()} - {"bin"} == {
         "mindtorch",
@@ -106,16 +123,18 @@ def test_layout_wheel_from_sdist_works(unpacked: Path, tmp_path: Path) -> None:
     assert all(Path(line).is_relative_to(unpacked) for line in printed)
 
 
+@pytest.mark.whole
 def test_layout_console_script_genie(unpacked: Path, tmp_path: Path) -> None:
     printed = run(sys.executable, str(unpacked / "bin" / "genie"), "--help", cwd=tmp_path, env=elsewhere(unpacked))
     for command in ("profile", "graph", "devices"):
         assert command in printed
 
 
-def test_layout_metadata(built: tuple[Path, Path]) -> None:
-    with zipfile.ZipFile(built[1]) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        metadata = archive.read(name).decode()
+def test_layout_metadata(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        file = archive.extractfile(f"{sdist.name.removesuffix('.tar.gz')}/PKG-INFO")
+        assert file is not None
+        metadata = file.read().decode()
     assert "\nName: mindtorch-genie\n" in metadata
     required = set(re.findall(r"^Requires-Dist: ([\w-]+)[^;\n]*$", metadata, re.MULTILINE))
     assert required == {"torch", "numpy", "click", "rich"}, "only these, without an extra"
@@ -130,11 +149,11 @@ def test_layout_metadata(built: tuple[Path, Path]) -> None:
     assert [path for path in named if not (ROOT / path).is_file()] == []
 
 
-def test_layout_one_place_says_the_version(built: tuple[Path, Path]) -> None:
+def test_layout_one_place_says_the_version(sdist: Path) -> None:
     """The package's `base` does: pyproject.toml takes it from there, and the changelog tells what came with it."""
     version = re.search(r'^VERSION = "(.+)"$', (ROOT / "mindtorch" / "base" / "__init__.py").read_text(), re.MULTILINE)
     assert version is not None
-    assert {path.name.split("-")[1].removesuffix(".tar.gz") for path in built} == {version[1]}
+    assert sdist.name.removesuffix(".tar.gz").split("-")[1] == version[1]
     assert 'version = "' not in (ROOT / "pyproject.toml").read_text().partition("[tool.")[0]
     assert re.search(rf"^## \[{re.escape(version[1])}\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
 
@@ -162,13 +181,14 @@ def test_layout_every_python_that_is_promised_has_a_wheel() -> None:
 
 
 def test_layout_nothing_but_mindtorch_in_site_packages() -> None:
-    """Of the distribution that the tests run against: not of what building it left in the sources."""
+    """The distribution that the tests run against: not what building it left in the sources."""
     site = [sysconfig.get_path("purelib")]
     (distribution,) = importlib.metadata.distributions(name="mindtorch-genie", path=site)
     if any("__editable__" in path.name for path in distribution.files or []):
         pytest.skip("it is installed in place")
-    tops = {path.parts[0] for path in distribution.files or [] if path.parts[0] != ".."}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"mindtorch"}
+    holds_only_mindtorch(
+        {str(path) for path in distribution.files or [] if path.parts[0] != ".." and path.suffix != ".pyc"}
+    )
     scripts = {path.name for path in distribution.files or [] if path.parts[0] == ".."}
     assert scripts <= {"genie", "genie.exe"}
 

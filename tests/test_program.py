@@ -440,6 +440,7 @@ def package(tmp_path):
     return tmp_path
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("words", [["-m", "pkg.train", "--lr", "1"], ["-m", "pkg.train", "--fail"], ["-m", "pkg", "a"],
                                    ["folder", "b"], ["-m", "pkg.wrong"]])  # fmt: skip
 def test_C1_modules_and_folders_run_as_python_runs_them(package, words):

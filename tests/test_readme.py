@@ -173,7 +173,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(b.is_run and b.language == "sh" for b in blocks(page))])
+#: A minute of commands whose options the tests of the command have, too.
+LONG = "docs/ESTIMATE.md"
+WITH_COMMANDS = [page for page in PAGES if any(block.is_run and block.language == "sh" for block in blocks(page))]
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.whole if page == LONG else ()) for page in WITH_COMMANDS]
+)
 def test_layout_every_command_runs(page: str, folder: Path) -> None:
     for line in (
         line for block in blocks(page) if block.is_run and block.language == "sh" for line in block.commands()
@@ -239,6 +246,7 @@ def heads(lines: list[str]) -> list[str]:
     return [line for line in lines if line.split()[:1] and line.split()[0] in words and not re.search(r"\d", line)]
 
 
+@pytest.mark.whole
 def test_layout_the_picture_is_what_the_first_command_prints(make_picture: ModuleType) -> None:
     assert command("profile").endswith(f" && {make_picture.COMMAND}")
     printed = make_picture.terminal_output(make_picture.COMMAND)

@@ -53,6 +53,7 @@ def test_L1_results_are_those_of_pytests_last_line(said: str, counted: tuple[int
     assert releases.failures(text) == ["test_a.py::test_x[1]", "test_c.py::test_y"]
 
 
+@pytest.mark.whole
 def test_L1_the_smoke_test_passes_here_and_fails_where_it_should(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

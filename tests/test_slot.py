@@ -35,6 +35,7 @@ USES = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("use", USES, ids=str)
 def test_L1_the_first_use_of_a_device_claims_the_slot(use: str, after_torch: Callable[..., Any]) -> None:
     code = f"""

@@ -43,7 +43,7 @@ def test_L1_what_is_proved_of_a_name_holds(fact: Any) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "sweep" in metafunc.fixturenames:
         full = metafunc.config.getoption("--torch-facts") == "full"
-        metafunc.parametrize("sweep", [tuple(NAMES) if full else tuple(NAMES[::9])], ids=["names"], scope="module")
+        metafunc.parametrize("sweep", [tuple(NAMES) if full else tuple(NAMES[::18])], ids=["names"], scope="module")
 
 
 @pytest.fixture(scope="module")

@@ -294,6 +294,7 @@ def test_C4_model_without_data_has_the_same_parameters(make, kind):
     assert empty.get_output_embeddings().weight is empty.get_input_embeddings().weight
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("kind", "asked"),
     [("llama", {"decode": 3}), ("gpt2", {"decode": 3}), ("t5", {"decode": 3}),

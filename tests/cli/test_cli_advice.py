@@ -104,6 +104,7 @@ def test_C4_every_change_has_a_name_and_is_made() -> None:
     assert set(WRITTEN) == set(advice.CHANGES) - {"half-seq", "tf32", "expandable-segments"}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_C4_what_if_is_what_its_author_would_have_written(name: str) -> None:
     plain = program("plain.py") if name not in INFERENCE else None

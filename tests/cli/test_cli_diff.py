@@ -214,6 +214,7 @@ def test_C5_a_revision_and_the_working_tree(repository: Path) -> None:
     assert git("status", "--short", cwd=repository).split() == ["M", "training/model.py", "M", "training/train.py"]
 
 
+@pytest.mark.whole
 def test_C5_nothing_changed_since_a_revision(repository: Path) -> None:
     git("commit", "-qam", "wider", cwd=repository)
     words = ("--fail-if", "ops>+0", "--json", "-", "--", "profile", "--target", "h100", "train.py")
@@ -222,6 +223,7 @@ def test_C5_nothing_changed_since_a_revision(repository: Path) -> None:
     assert done.exit_code == 0 and found["rows"] == found["modules"] == found["held"] == found["notes"] == []
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("base", "words", "says"),
     [
@@ -304,6 +306,7 @@ def test_C5_hooks_are_not_run_and_a_hook_may_run_it(repository: Path) -> None:
     assert git("show", "--stat", "--format=", "HEAD", cwd=repository).count("\n") == 2
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("how", ["PYTHONPATH", "path of an installation"])
 def test_C5_packages_of_the_repository_are_those_of_the_revision(
     how: str, repository: Path, monkeypatch: pytest.MonkeyPatch

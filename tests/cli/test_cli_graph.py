@@ -91,6 +91,7 @@ def test_C6_dot_to_a_file_and_json_beside_it(here):
     assert result.stdout == "said\n"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("device", [(), ("--device", "meta")])
 def test_C6_svg_and_html_of_a_training_script(here, device):
     result = genie("--svg", "g.svg", "--html", "g.html", "--json", "g.json", *device, "loop.py")

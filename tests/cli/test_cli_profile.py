@@ -147,6 +147,7 @@ def test_C8_json_on_stdout_is_nothing_but_json(here):
         assert word in done.stderr
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("end", ["sys.stdout.close()", "sys.stdout = None", "os.close(1)"])
 def test_C8_a_script_that_closes_stdout(here, end):
     (here / "closes.py").write_text(f"import os, sys, torch\nprint(torch.ones(2).sum().item(), flush=True)\n{end}\n")

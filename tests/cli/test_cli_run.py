@@ -187,6 +187,7 @@ QUICKSTART = """
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("executor", ["local", "pipe"])
 def test_C9_a_program_that_asks_for_cuda_computes_what_it_computes_on_the_cpu(runs, executor):
     counting = QUICKSTART + "\n    import sys\n    print(device, next(model.parameters()).device, file=sys.stderr)\n"

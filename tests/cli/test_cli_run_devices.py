@@ -125,15 +125,16 @@ def test_R2_each_worker_is_asked_what_it_is(monkeypatch) -> None:
             module.get_device_name(2)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("options", "code"),
     [
         ((), 0),
         (("--executor", "pipe"), 3),
         (("--map", "cuda"), 3),
-        pytest.param((), 3, marks=pytest.mark.whole),
-        pytest.param(("--executor", "pipe"), 0, marks=pytest.mark.whole),
-        pytest.param(("--map", "cuda"), 0, marks=pytest.mark.whole),
+        ((), 3),
+        (("--executor", "pipe"), 0),
+        (("--map", "cuda"), 0),
     ],
 )
 def test_C9_parameters_that_were_never_on_the_device_are_told(runs, options: tuple[str, ...], code: int) -> None:

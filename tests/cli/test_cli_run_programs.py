@@ -84,9 +84,8 @@ TRAINING = """
 """
 
 
-@pytest.mark.parametrize(
-    "executor", ["local", *(pytest.param(name, marks=pytest.mark.whole) for name in ("loopback", "pipe"))]
-)
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("executor", ["local", "loopback", "pipe"])
 def test_C9_training_with_loaders_and_dropout_has_pythons_bits(runs, executor):
     runs.same(TRAINING, options=("--executor", executor))
 
@@ -135,12 +134,14 @@ DEFAULT_GENERATOR = """
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("options", [(), ("--executor", "pipe"), ("--map", "cuda")], ids=["here", "pipe", "map"])
 def test_C9_torchs_default_generator_is_the_devices_by_each_method(runs, options):
     """As data loaders of libraries have it: they draw a seed from it, and seed it as before."""
     runs.same(DEFAULT_GENERATOR, options=options)
 
 
+@pytest.mark.whole
 def test_C9_training_has_pythons_bits_on_a_cluster(runs):
     pytest.importorskip("ray")
     runs.same(TRAINING, options=("--executor", "ray", "--address", "local"))
@@ -187,7 +188,8 @@ MIXED = """
 """
 
 
-@pytest.mark.parametrize("executor", ["pipe", pytest.param("local", marks=pytest.mark.whole)])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("executor", ["pipe", "local"])
 def test_C9_plain_tensors_join_those_on_the_device(runs, executor):
     runs.same(MIXED, options=("--executor", executor))
 
@@ -227,12 +229,14 @@ DRAWS = """
 """
 
 
-@pytest.mark.parametrize("executor", ["local", pytest.param("pipe", marks=pytest.mark.whole)])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("executor", ["local", "pipe"])
 def test_C9_draws_here_and_there_are_one_sequence(runs, executor):
     runs.same(DRAWS, options=("--executor", executor))
 
 
-@pytest.mark.parametrize("executor", ["pipe", pytest.param("local", marks=pytest.mark.whole)])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("executor", ["pipe", "local"])
 def test_C9_the_example_prints_the_same_text_and_losses(runs, executor):
     small = ["--layers", "2", "--width", "48", "--vocab", "101", "--seq", "8", "--decode", "3", "--steps", "3"]
     line = [str(ROOT / "examples" / "gpt2.py"), *small]
@@ -267,7 +271,8 @@ TRANSFORMERS = """
 """
 
 
-@pytest.mark.parametrize("executor", ["local", pytest.param("pipe", marks=pytest.mark.whole)])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("executor", ["local", "pipe"])
 def test_C9_a_model_of_transformers_trains_generates_and_is_loaded(runs, executor):
     pytest.importorskip("transformers")
     runs.same(TRANSFORMERS, options=("--executor", executor))
@@ -330,7 +335,8 @@ CHECKPOINTS = """
 """
 
 
-@pytest.mark.parametrize("executor", ["pipe", pytest.param("local", marks=pytest.mark.whole)])
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("executor", ["pipe", "local"])
 def test_C9_checkpoints_packed_sequences_and_averages_have_pythons_bits(runs, executor):
     runs.same(CHECKPOINTS, options=("--executor", executor))
 
@@ -423,6 +429,7 @@ FOR_DEPLOYMENT = """
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("executor", ["local", "pipe"])
 def test_C9_a_model_moved_to_the_cpu_is_exported_and_traced_there(runs, executor):
     runs.same(FOR_DEPLOYMENT, options=("--executor", executor))

@@ -53,6 +53,7 @@ SEEDED = """
 """
 
 
+@pytest.mark.whole
 def test_R5_a_program_that_seeds_again_draws_the_same_on_several_workers(runs, monkeypatch) -> None:
     """Seeds are recorded where draws are pending; a look at a reply once took the generator's state along."""
     monkeypatch.setenv("GENIE_WORKER_MEMORY", "3000000")

@@ -61,6 +61,7 @@ def test_R4_training_goes_on_bit_for_bit_when_its_worker_is_killed(
     assert [record.getMessage().partition(" (")[0] for record in caplog.records] == ["the worker"] * 2
 
 
+@pytest.mark.whole
 def test_R4_one_that_is_stopped_is_rebuilt_too(rebuilt: RayExecutor) -> None:
     x = torch.arange(10.0).to(LAZY)
     assert x.sum().item() == 45
@@ -101,6 +102,7 @@ def test_R4_what_took_long_is_not_repeated(rebuilt: RayExecutor, monkeypatch: py
         x.sum().item()
 
 
+@pytest.mark.whole
 def test_R4_a_message_that_ends_every_worker_is_sent_to_two(
     rebuilt: RayExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ def lost(process: int, why: str) -> object:
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda s: s.name)
 def test_R4_a_worker_that_was_ended_while_idle(
     number: int, process: int, shared_actor: RayExecutor, capfd: pytest.CaptureFixture[str]
@@ -61,6 +62,7 @@ def test_R4_a_worker_that_was_ended_while_idle(
     assert (torch.ones(2, device=LAZY) + 1).tolist() == [2.0, 2.0]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=lambda s: s.name)
 def test_R4_a_worker_that_goes_while_it_computes(number: int, process: int) -> None:
     a = torch.rand(1500, 1500, device=LAZY)

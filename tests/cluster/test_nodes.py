@@ -112,22 +112,23 @@ def test_C9_what_cannot_be_started_is_one_line(worker: Worker, genie: Forked) ->
     assert nobody.returncode == 2 and "got no answer" in nobody.stderr
 
 
-def test_C9_sigterm_and_sigkill_end_all_that_it_has_started() -> None:
-    for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
-        variables = {name: value for name, value in os.environ.items() if not name.startswith(("GENIE_", "RAY_"))}
-        process = subprocess.Popen(
-            [*GENIE, "worker", "start", "--port", str(free_port()), "--cpus", "1"],
-            env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
-        assert process.stdout is not None and "ready" in process.stdout.readline()
-        children = _session(process.pid)
-        assert len(children) >= 3, "Ray's daemons"
-        process.send_signal(number)
-        assert process.wait(30) == code
-        end = time.monotonic() + 20
-        while time.monotonic() < end and any(os.path.exists(f"/proc/{child}") for child in children):
-            time.sleep(0.1)
-        assert not [child for child in children if os.path.exists(f"/proc/{child}")]
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)])
+def test_C9_sigterm_and_sigkill_end_all_that_it_has_started(number: int, code: int) -> None:
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("GENIE_", "RAY_"))}
+    process = subprocess.Popen(
+        [*GENIE, "worker", "start", "--port", str(free_port()), "--cpus", "1"],
+        env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None and "ready" in process.stdout.readline()
+    children = _session(process.pid)
+    assert len(children) >= 3, "Ray's daemons"
+    process.send_signal(number)
+    assert process.wait(30) == code
+    end = time.monotonic() + 20
+    while time.monotonic() < end and any(os.path.exists(f"/proc/{child}") for child in children):
+        time.sleep(0.1)
+    assert not [child for child in children if os.path.exists(f"/proc/{child}")]
 
 
 def test_C9_ctrl_c_ends_it_and_all_that_it_has_started(worker: Worker) -> None:

@@ -97,6 +97,7 @@ def test_R2_empty_and_small_tensors_go_the_same_way(two: mindtorch.SpreadExecuto
         assert torch.equal(there.cpu(), made) and there.stride() == made.stride()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_R4_an_actor_that_is_gone_takes_with_it_what_it_had_given(
     how: signal.Signals, link: Link, shared_actor: RayExecutor

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import opcases
+import pytest
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
@@ -88,6 +89,7 @@ def _call(call: Any, sample: Any, mode: Any, logged: Callable[[], tuple]) -> tup
     return facts, *logged()  # while the result lives
 
 
+@pytest.mark.sample(90)
 def test_C4_a_call_made_again_is_logged_as_one_taken_apart(entry: str, dtype: torch.dtype, limits: dict) -> None:
     op = opcases.ENTRIES[entry]
     ways = [call for call in (op.op, op.method_variant, op.operator_variant) if call is not None]

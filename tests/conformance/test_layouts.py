@@ -35,6 +35,7 @@ NOT_COMPARED = {
 FOUND_BY_TRIAL = ("diff", "gradient")
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("copies", [False, True], ids=["predicted", "tried-on-copies"])
 @pytest.mark.parametrize("layout", oplayouts.LAYOUTS)
 def test_L7_predictions_in_layout(

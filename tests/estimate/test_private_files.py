@@ -194,6 +194,7 @@ def test_C4_an_estimate_within_a_program_writes_nothing(at: Path) -> None:
     assert os.getcwd() == str(at)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mounts", [True, False], ids=["overlays", "functions"])
 def test_C4_what_is_named_is_what_would_be_there_or_there_no_more(at: Path, mounts: bool, genie: Forked) -> None:
     """pyGAT's "2 files were not written: 0.pkl, 3.pkl" named one that it removes."""
@@ -254,6 +255,7 @@ torch.ones(2) + 1
 """
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("mounts", [True, False], ids=["overlays", "functions"])
 @pytest.mark.parametrize("command", ["check", "profile", "graph"])
 def test_C4_exit_handlers_find_what_the_program_wrote(at: Path, command: str, mounts: bool, genie: Forked) -> None:

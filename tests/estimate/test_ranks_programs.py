@@ -69,6 +69,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_C4_programs_for_several_accelerators(name: str, estimate: Estimate) -> None:
     report, shown = estimate(f"{name}.py", "--rank", "3")

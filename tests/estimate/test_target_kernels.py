@@ -52,6 +52,7 @@ def test_C4_attention_with_dropout_holds_no_scores() -> None:
     assert ops["aten::native_dropout"] == 12 and not ops["aten::bernoulli_"]  # a mask of one byte each
 
 
+@pytest.mark.whole
 def test_C4_padding_masks_go_to_the_kernel_that_takes_them() -> None:
     ops, padded = estimate(encoder(0.1, padded=True))
     assert ops["aten::_scaled_dot_product_efficient_attention"] == 4

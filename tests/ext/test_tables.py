@@ -72,6 +72,7 @@ def test_S5_uploads_of_changing_shapes_do_not_grow_the_tables() -> None:
     assert max(held) <= max(held[0], LIMIT) * 2
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("device", [LAZY, "meta"])
 def test_S5_what_is_never_seen_again_goes_long_before_the_limit(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ever new scalars and shapes, beside calls that a loop makes again and again: these stay."""

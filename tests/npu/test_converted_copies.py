@@ -27,6 +27,7 @@ TARGETS = {
 }
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("non_blocking", [False, True])
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("source", SOURCES)

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
+# Two of each are tried, all with ``--whole``: which chip has what, tests/npu/test_chips.py asks for each.
 WITHOUT = ["Ascend310P3", "Ascend910A", "Ascend910B", "Ascend910ProB"]
 WITH = ["Ascend910B1", "Ascend950PR", "Ascend910_9391", "Ascend310B1"]
-
-
-def some(chips: list[str], first: int) -> list[Any]:
-    """Two of them from there on, all with ``--whole``: which chip has what, tests/npu/test_chips.py asks for each."""
-    return [*chips[first : first + 2], *(pytest.param(chip, marks=pytest.mark.whole)
-                                         for chip in chips[:first] + chips[first + 2 :])]  # fmt: skip
 
 
 PRODUCTS = """
@@ -60,7 +53,8 @@ def _with_check(check: str) -> str:
     )
 
 
-@pytest.mark.parametrize("chip", some(WITHOUT, 0))
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("chip", WITHOUT)
 def test_N5_products_of_float32_run_on_chips_without_them_and_it_is_said_once(in_npu_program, chip):
     check = """
         assert found.dtype is torch.float32 and not torch.equal(found, expected), name
@@ -81,7 +75,8 @@ def test_N5_products_of_float32_run_on_chips_without_them_and_it_is_said_once(in
     assert said == ["True []", warned]
 
 
-@pytest.mark.parametrize("chip", some(WITHOUT, 2))
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("chip", WITHOUT)
 def test_N5_a_program_that_must_keep_float32_has_the_cpus_products(in_npu_program, chip):
     """The operators are not asked: they would refuse each time."""
     check = """
@@ -103,7 +98,8 @@ def test_N5_a_program_that_must_keep_float32_has_the_cpus_products(in_npu_progra
     assert said == ["[] True 0", "['mm'] 1"]
 
 
-@pytest.mark.parametrize("chip", some(WITH, 0))
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("chip", WITH)
 def test_N5_products_of_float32_keep_their_bits_on_chips_that_have_them(in_npu_program, chip):
     check = """
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5, msg=name)
@@ -118,6 +114,7 @@ def test_N5_products_of_float32_keep_their_bits_on_chips_that_have_them(in_npu_p
     assert said == "True []\n"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("chip", ["Ascend310P3", "Ascend910_9391"])
 def test_N5_products_of_16_bits_are_what_the_chip_has(in_npu_program, chip, dtype):

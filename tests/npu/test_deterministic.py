@@ -62,6 +62,7 @@ def test_N5_cann_is_told_that_results_must_not_vary_once_for_each_device(in_npu_
     assert said.splitlines() == ["0 0", "0 1", "0 1", "True"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("how", ["missing", "refused"])
 def test_N5_what_may_vary_runs_through_the_cpu_where_cann_cannot_be_told(in_npu_program, acl_path, tmp_path, how):
     option = "aclrtCtxSetSysParamOpt"

@@ -116,6 +116,7 @@ def test_N2_a_late_failure_is_told_with_what_was_under_way_and_where_it_was_call
     assert after == "aten::add_", "what failed before is over since"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("wait", ["mindtorch.npu.synchronize()", "stream.synchronize()", "x.cpu()", "x[0].item()"])
 def test_N3_every_wait_tells_of_late_failures(in_npu_program: Any, wait: str) -> None:
     said = in_npu_program(

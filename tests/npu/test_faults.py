@@ -133,6 +133,7 @@ def allocated(npu):
     return [npu.memory_allocated(index) for index in range(npu.device_count())]
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("code", [DRIVER, NO_MEMORY])
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.__name__)
 def test_N7_each_call_fails_once(npu, library, operation, code):

@@ -36,6 +36,7 @@ def staged(library: Any) -> Iterator[None]:
     opcompare.compare_on(opcompare.LAZY)
 
 
+@pytest.mark.sample(350)
 @pytest.mark.parametrize("entry", [name for name, op in opcases.ENTRIES.items() if opcases.dtypes_of(op)])
 def test_N5_operator_is_the_same_as_on_the_cpu(entry: str, staged: None, pytestconfig: pytest.Config) -> None:
     dtypes = opcases.dtypes_of(opcases.ENTRIES[entry])

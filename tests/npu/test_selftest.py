@@ -30,6 +30,7 @@ def test_N7_checks_that_change_settings_pass_alone(in_npu_program: Any) -> None:
     assert json.loads(said) == {"result": "passed", "seen": "three runs of a step have the same bits"}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("breaks", "check", "words"),
     [

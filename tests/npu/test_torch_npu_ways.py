@@ -83,6 +83,7 @@ def test_N3_the_library_is_given_the_configuration_that_is_named(
     assert in_npu_program(named + INIT).splitlines() == ["2 [0.0, 0.0]", f"{path} True"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("content", "why"), [("", "Failed to parse user acl json"), ("{", "Failed to parse"), (None, "is invalid: No such")]
 )

@@ -325,6 +325,7 @@ def attend(device: str, fused: bool | None, learns: bool, shape: tuple[int, int,
             model.zero_grad()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("learns", [False, True])
 @pytest.mark.parametrize(("fused", "place"), [(False, "written out"), (None, "on one line")])

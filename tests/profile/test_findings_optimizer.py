@@ -89,6 +89,7 @@ def clips(device: str, foreach: bool, hook: bool, adams: bool | None = None) -> 
         optimizer.step()  # steps
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("foreach", [False, True])
 def test_C2_finding_optimizer_unfused_leaves_out_what_clips_gradients(foreach: bool) -> None:
     found = [the(measured(clips, "cpu", foreach, hook, warmup=1), "optimizer-unfused", "steps", file=_HERE)["text"]

@@ -331,6 +331,7 @@ def stepped_in_backward() -> None:
 PROGRAMS = {f.__name__: f for f in (mlp, on_lists, cnn, transformer, evaluated, penalized, stepped_in_backward)}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_C2_C4_measured_and_estimated_tables_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scratch, "over", lambda sigs: 0)

@@ -102,6 +102,7 @@ def test_R3_memory_is_guarded(guarded: Path) -> None:
     assert any(line.startswith("died") for line in hostile(guarded, "--without-looking", *names))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("guard", ["after", "before"])
 def test_R3_hostile_calls_are_errors(guarded: Path, guard: str, pytestconfig: pytest.Config) -> None:
     *found, last = hostile(guarded, "--each", str(pytestconfig.getoption("--messages") // 100), guard=guard)

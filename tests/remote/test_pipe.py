@@ -56,6 +56,7 @@ def test_R1_the_child_begins_when_it_is_needed_and_ends_with_the_executor() -> N
     assert gone(process)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("last", ["", "raise ValueError", "os._exit(0)"])
 def test_R1_the_child_ends_with_the_program(last: str, after_torch: InPython) -> None:
     code = f"""

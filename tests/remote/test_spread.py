@@ -20,7 +20,13 @@ KINDS = {"loopback": mindtorch.LoopbackExecutor, "pipe": mindtorch.PipeExecutor}
 pytestmark = pytest.mark.usefixtures("nothing_pending")
 
 
-@pytest.fixture(params=[(SpreadExecutor, "loopback"), (SpreadExecutor, "pipe"), (PlacingExecutor, "loopback")])
+@pytest.fixture(
+    params=[
+        (SpreadExecutor, "loopback"),
+        pytest.param((SpreadExecutor, "pipe"), marks=pytest.mark.whole),
+        (PlacingExecutor, "loopback"),
+    ]
+)
 def spread(request: pytest.FixtureRequest) -> Iterator[SpreadExecutor]:
     kind, each = request.param
     with using(kind([KINDS[each]() for _ in range(2)])) as executor:
@@ -46,6 +52,7 @@ def _home(a: object) -> object:
     return [_home(item) for item in a] if isinstance(a, (list, tuple)) else a
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("foreach", [False, True])
 def test_R2_a_model_on_two_workers_trains_as_on_the_cpu(foreach: bool, spread: SpreadExecutor) -> None:
     def program(first: str, second: str) -> object:

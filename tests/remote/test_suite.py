@@ -17,13 +17,14 @@ TESTS = Path(__file__).resolve().parent.parent
 #: Executor → files of tests, and how many tests pass in them at least: what shares memory, moves modules, trains, and
 #: what is not strided. What one call gives is the same whatever runs it, and tests/remote asks for the rest.
 SLICES = {
-    "loopback": (["test_lazy_sharing.py", "test_lazy_training.py", "test_lazy_sparse.py", "test_lazy_jagged.py"], 300),
+    "loopback": (["test_lazy_sharing.py", "test_lazy_sparse.py", "test_lazy_jagged.py"], 200),
     "pipe": (["test_lazy_sharing.py", "test_lazy_warnings.py", "test_lazy_techniques.py"], 50),
     "ray": (["test_lazy_sharing.py"], 10),
 }
 
 
 @pytest.mark.long
+@pytest.mark.sample(2)  # tests/cluster is about Ray
 @pytest.mark.parametrize("executor", SLICES)
 def test_R1_tests_of_lazy_tensors_pass_behind_messages(
     executor: str, pytestconfig: pytest.Config, tmp_path: Path

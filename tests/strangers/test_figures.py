@@ -61,7 +61,7 @@ TEXT = "the quick brown fox jumps over the lazy dog, and the dog sleeps on and o
 PROGRAMS = [
     Program("accumulate.py", code=3, always=True),
     Program("asyncio_server.py", threads=True),
-    Program("char_lstm.py", stdin=TEXT, always=True),
+    Program("char_lstm.py", stdin=TEXT),
     Program(
         "checkpointing.py",
         calls={
@@ -76,7 +76,7 @@ PROGRAMS = [
     Program("diffusion.py"),
     Program("distill.py"),
     Program("dqn.py"),
-    Program("encoder_mask.py", always=True),
+    Program("encoder_mask.py"),
     Program(
         "ensemble.py",
         calls={"*": "vmap makes other calls of them, within the first"},

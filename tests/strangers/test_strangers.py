@@ -14,6 +14,7 @@ def calls(report, name):
     return sum(row["calls"] for row in report["ops"] if row["name"] == f"aten::{name}")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("command", [("profile",), ("graph",), ("profile", "--target", "h100")], ids=" ".join)
 def test_C8_a_pool_left_open_is_ended_as_python_ends_it(both, command):
     ran = both("pool_left_open.py", *command)
@@ -37,6 +38,7 @@ def test_C8_a_failure_beside_threads(both):
     assert len(re.findall("RuntimeError: (?:mm: )?mat1 and mat2 shapes cannot be multiplied", ran.genie.stderr)) == 1
 
 
+@pytest.mark.whole
 def test_C8_compiling_from_nothing_ends(both):
     ran = both("compiles.py", anew=True)
     assert ran.plain.code == 0 and "(2, 4)" in ran.plain.stdout
@@ -66,6 +68,7 @@ def test_C3_a_spawned_process_is_named_as_not_seen(both):
     assert "NOT SEEN: 1 child process" in " ".join(ran.genie.stdout.replace("│", "").split())
 
 
+@pytest.mark.whole
 def test_C3_stages_in_processes_of_their_own_are_named_as_not_seen(both):
     ran = both("subprocess_steps.py")
     assert "genie does not see what 1 child process ran" in ran.genie.stderr

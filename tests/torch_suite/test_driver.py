@@ -61,6 +61,7 @@ def test_L7_every_outcome_is_told_beside_the_cpus(folder: Path, tmp_path: Path) 
     assert "Segmentation fault" in kept["TestSampleCPU.test_crash_cpu"]["error"]
 
 
+@pytest.mark.whole
 def test_L7_other_tests_run_with_the_default_device(folder: Path) -> None:
     assert run(folder, "test_sample", "--kind", "plain")[1]["passed"] == 1
 
