@@ -21,7 +21,7 @@ def test_N7_the_npu_tests_pass_where_the_library_is_unkind(pytestconfig, unkind,
     """In a process of its own: how the library behaves is decided when it is loaded, and a process has one."""
     if unkind:
         pytest.skip("is what this run does")
-    chosen, least = (UNKIND, 550) if whole else (UNKIND[:6], 150)
+    chosen, least = (UNKIND, 550) if whole else (UNKIND[:6], 100)
     files = [str(Path(__file__).with_name(f"test_{name}.py")) for name in chosen]
     devices = f"--npu-devices={pytestconfig.getoption('--npu-devices')}"
     done = subprocess.run(
