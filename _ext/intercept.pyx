@@ -46,7 +46,7 @@ cdef enum:
 cdef Tape tape = None
 cdef Key *K = current_key()
 # What the Python side hands in: callbacks of engine.record.intercept, and torch's state queries.
-cdef object infer, run_eagerly, run_whole, lift, mixed_devices, on_record
+cdef object infer, run_eagerly, run_whole, lift, mixed_devices, joined, on_record
 cdef object inference_enabled, inference_mode, grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad
 cdef object excluded, past_autograd    # asked in a dispatch: whether it came through torch's dispatcher
 cdef object below, detach, increment_version, requires_grad, is_inference, functions_enabled, functions_below
@@ -59,7 +59,7 @@ cdef object evaluate = None, meet = None    # see set_mode
 
 def init(hooks, torch):
     """Hand in the callbacks of engine.record.intercept and the torch module. Called once, after lazy.init()."""
-    global tape, infer, run_eagerly, run_whole, lift, mixed_devices, on_record
+    global tape, infer, run_eagerly, run_whole, lift, mixed_devices, joined, on_record
     global grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad, below, detach
     global excluded, past_autograd
     global inference_enabled, inference_mode, increment_version, requires_grad, is_inference
@@ -86,6 +86,7 @@ def init(hooks, torch):
     run_whole = hooks.run_whole
     lift = hooks.lift
     mixed_devices = hooks.mixed_devices
+    joined = hooks.joined
     on_record = hooks.on_record
 
 
@@ -582,7 +583,7 @@ cdef bint _folds(SigS *s) except -1:
 def torch_function(cls, func, types, tuple args=(), kwargs=None):
     """`__torch_function__` of LazyTensor; `cls` is None when a class that has the first say has had it."""
     cdef OpInfo info = info_of(func, False)
-    cdef bint mixed
+    cdef bint mixed, places
     if cls is not None:
         out = others_first(func, types, args, kwargs)
         if out is not NOBODY:
@@ -614,11 +615,13 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
     elif info.kind == KIND_HANDLER:
         if (out := info.handler(args, {} if kwargs is None else kwargs)) is not NotImplemented:
             return out
-    mixed = any_foreign(args, <dict>kwargs)
+    mixed, places = any_foreign(args, <dict>kwargs), K.places
     if (out := give_way(func, args, kwargs)) is not NotImplemented:
         return out
     if mixed:
         mixed_devices(info, args, kwargs)      # below Python, CPU operands are not told apart
+    if mixed or places:
+        args, kwargs = joined(info, args, kwargs, mixed)
     if info.kind == KIND_RECORD and info.whole and not apart:
         if (out := run_whole(info, args, {} if kwargs is None else kwargs)) is not NotImplemented:
             return out

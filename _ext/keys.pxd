@@ -23,6 +23,8 @@ cdef struct Key:
     double floats[MAX_FLOATS]  # those, in order
     uint32_t serial        # of the key: another number, another key
     bint strangers         # any_foreign has seen what is neither a tensor nor a constant
+    int first              # the place of the first tensor without data that any_foreign has seen
+    bint places            # it has seen such tensors in two places
 
 cdef Key *current_key() noexcept
 cdef int room(size_t extra) except -1

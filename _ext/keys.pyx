@@ -365,12 +365,22 @@ cdef bint is_ours(PyObject *o) noexcept:
     return type_of(o) == fast_type or type_of(o) == dataless_type
 
 
+cdef inline void _place(PyObject *h) noexcept:
+    cdef int device = tape.interner.metas[(<Handle>h).meta].device if h else 0
+    if device < 0:
+        K.places |= K.first < 0 and K.first != device
+        K.first = device
+
+
 cdef bint foreign(PyObject *o, int depth) noexcept:
     """Is the argument, or anything in it, a tensor that is not ours? K.strangers: is anything no tensor, nor plain?"""
     cdef PyObject *ty = type_of(o)
     cdef Py_ssize_t k
     cdef bint found = False
-    if ty == fast_type or ty == dataless_type or depth > MAX_DEPTH:
+    if ty == fast_type or depth > MAX_DEPTH:
+        return False
+    if ty == dataless_type:
+        _place(MT_SLOT(o, slot_offset))
         return False
     if ty == LONG or ty == FLOAT or ty == BOOL or o == <PyObject *>None:
         return False
@@ -383,7 +393,10 @@ cdef bint foreign(PyObject *o, int depth) noexcept:
             found |= foreign(<PyObject *>PyList_GET_ITEM(<object>o, k), depth + 1)
         return found
     if is_subtype(ty, tensor_type):
-        return not is_subtype(ty, base_type)
+        if not is_subtype(ty, base_type):
+            return True
+        _place(handle_beside(o))
+        return False
     if ty != dtype_type and ty != device_type and ty != UNICODE:
         K.strangers = True
     return False
@@ -394,7 +407,8 @@ cdef bint any_foreign(tuple args, dict kwargs) noexcept:
     cdef PyObject *name
     cdef PyObject *value
     cdef bint found
-    K.strangers = False
+    K.strangers = K.places = False
+    K.first = 0
     found = foreign(<PyObject *>args, 0)
     if kwargs is not None:
         while PyDict_Next(kwargs, &pos, &name, &value):

@@ -18,8 +18,8 @@ from ..base.errors import UnsupportedOperationError
 __all__ = [
     "Format", "empty_with_format", "fast_gelu", "get_npu_format", "get_storage_size", "npu_add_rms_norm", "npu_bmmV2",
     "npu_broadcast", "npu_confusion_transpose", "npu_dtype_cast", "npu_fast_gelu", "npu_format_cast",
-    "npu_format_cast_", "npu_fusion_attention", "npu_gelu", "npu_linear", "npu_mish", "npu_reshape", "npu_rms_norm",
-    "npu_rotary_mul", "npu_silu", "npu_swiglu", "npu_transpose",
+    "npu_format_cast_", "npu_fusion_attention", "npu_gelu", "npu_linear", "npu_mish", "npu_prompt_flash_attention",
+    "npu_reshape", "npu_rms_norm", "npu_rotary_mul", "npu_silu", "npu_swiglu", "npu_transpose",
 ]  # fmt: skip
 
 Format = IntEnum(
@@ -195,6 +195,41 @@ def npu_fusion_attention(
         q, k, v, mask, 1 - keep_prob, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )  # fmt: skip
     return (_joined(out, input_layout), *[None] * 6)
+
+
+def npu_prompt_flash_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, padding_mask: Any = None,
+    atten_mask: torch.Tensor | None = None, pse_shift: Any = None, actual_seq_lengths: Any = None,
+    deq_scale1: Any = None, quant_scale1: Any = None, deq_scale2: Any = None, quant_scale2: Any = None,
+    quant_offset2: Any = None, num_heads: int = 1, scale_value: float = 1.0, pre_tokens: int = 2147483647,
+    next_tokens: int = 0, input_layout: str = "BSH", num_key_value_heads: int = 0, actual_seq_lengths_kv: Any = None,
+    sparse_mode: int = 0,
+) -> torch.Tensor:  # fmt: skip
+    """`npu_fusion_attention`'s first result, for a whole prompt.
+
+    num_key_value_heads: 0 for as many as `num_heads`. In sparse_mode 0 with `atten_mask`, a query sees no key that is
+    more than `next_tokens` after it or `pre_tokens` before it; without, it sees all.
+    """
+    refused = {"padding_mask": padding_mask, "pse_shift": pse_shift, "actual_seq_lengths": actual_seq_lengths,
+               "deq_scale1": deq_scale1, "quant_scale1": quant_scale1, "deq_scale2": deq_scale2,
+               "quant_scale2": quant_scale2, "quant_offset2": quant_offset2,
+               "actual_seq_lengths_kv": actual_seq_lengths_kv}  # fmt: skip
+    if given := [name for name, value in refused.items() if value is not None]:
+        raise UnsupportedOperationError(f"[npu_prompt_flash_attention] expected no {', '.join(given)}")
+    size = query.shape[-1] // max(num_heads, 1) if input_layout.endswith("H") else query.shape[-1]
+    found = key.shape[-1] // size if input_layout.endswith("H") else key.shape[input_layout.find("N")]
+    if found != (num_key_value_heads or num_heads):
+        raise ValueError(
+            f"[npu_prompt_flash_attention] expected {num_key_value_heads or num_heads} heads in keys and values, got "
+            f"{found} in a key of {tuple(key.shape)}"
+        )
+    if sparse_mode == 0 and atten_mask is not None:
+        before, after = min(pre_tokens, 1 << 30), min(next_tokens, 1 << 30)
+        seen = torch.ones(atten_mask.shape[-2:], dtype=torch.bool, device=atten_mask.device).tril(after).triu(-before)
+        atten_mask = atten_mask.bool() | ~seen
+    return npu_fusion_attention(  # type: ignore[no-any-return]
+        query, key, value, num_heads, input_layout, atten_mask=atten_mask, scale=scale_value, sparse_mode=sparse_mode
+    )[0]
 
 
 #: layout → how a tensor of it with heads apart becomes BNSD, and back

@@ -321,6 +321,14 @@ def _layer_norm(calls: Calls, args: tuple, kwargs: dict) -> Any:
 # Moving and converting
 
 
+def _is_nan(calls: Calls, args: tuple, kwargs: dict) -> Any:
+    return args[0].ne(args[0]) if args[0].dtype.is_floating_point else NotImplemented
+
+
+def _is_infinite(calls: Calls, args: tuple, kwargs: dict) -> Any:
+    return args[0].abs().eq(math.inf) if args[0].dtype.is_floating_point else NotImplemented
+
+
 def _fill(calls: Calls, args: tuple, kwargs: dict) -> Any:
     described = describe(calls, args[0], floats=False)
     value = args[1] if len(args) > 1 else 0  # zero_
@@ -456,6 +464,8 @@ NATIVE: dict[str, Kernel] = {
     "aten::mean.dim": _reduction("Mean"),
     "aten::max": _max,
     "aten::max.dim": _max_dim,
+    "aten::isinf": _is_infinite,
+    "aten::isnan": _is_nan,
     "aten::_softmax": _softmax,
     "aten::softmax.int": _softmax,
     "aten::native_layer_norm": _layer_norm,

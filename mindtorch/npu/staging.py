@@ -40,7 +40,7 @@ from ..engine.record.predict import (
     tensors_in,
 )
 from ..ops import schema
-from . import foreach
+from . import foreach, fused
 from .copies import as_bytes, converted
 from .descriptions import DTYPES, Calls, Description
 from .kernels import NATIVE
@@ -157,6 +157,8 @@ def _done(op: _Op, args: tuple, kwargs: dict) -> Any:
     if op.base not in _ANYWHERE:
         _same_device(op, tensors)
     device = next(block_of(t).device for t in tensors if is_npu(t))
+    if op.base in fused.STEPS and _native:
+        return fused.STEPS[op.base](*args, **kwargs)
     if op.each and _native and (out := foreach.apart(op.base, args, kwargs)) is not NotImplemented:
         return out
     if op.base == "aten::is_same_size":

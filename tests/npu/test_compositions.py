@@ -124,3 +124,43 @@ def test_N5_fused_attention_says_what_it_does_not_do() -> None:
         x = q.flatten(2) if layout == "BSH" else q
         with pytest.raises(ValueError, match=rf"^\[npu_fusion_attention\] expected the number of .* got {heads} for"):
             named.npu_fusion_attention(x[..., :4] if layout == "BSH" else x, x, x, heads, layout)
+
+
+@pytest.mark.parametrize("layout", ["BNSD", "BSND", "BSH"])
+@pytest.mark.parametrize(("masked", "window"), [(False, {}), (True, {}), (True, {"next_tokens": 65535}),
+                                                (True, {"next_tokens": 1, "pre_tokens": 1})])  # fmt: skip
+def test_N5_attention_of_a_prompt(layout: str, masked: bool, window: dict[str, int]) -> None:
+    """Its defaults let a query with a mask see nothing after it; without a mask all."""
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(2, n, 4, 8, generator=generator, dtype=torch.float64) for n in (4, 2, 2))
+    mask = torch.zeros(4, 4, dtype=torch.bool)
+    mask[:, 0] = masked
+    mask[0, 0] = False
+    for i in range(4):
+        for j in range(4):
+            after, before = window.get("next_tokens", 0), window.get("pre_tokens", 4)
+            mask[i, j] |= masked and (j - i > after or i - j > before)
+    expected = torch.stack([torch.stack([attention(q[i, j], k[i, j // 2], v[i, j // 2], mask) for j in range(4)])
+                            for i in range(2)])  # fmt: skip
+
+    def shaped(x: torch.Tensor) -> torch.Tensor:
+        return x if layout == "BNSD" else x.transpose(1, 2) if layout == "BSND" else x.transpose(1, 2).flatten(2)
+
+    given = torch.zeros(4, 4, dtype=torch.bool)
+    given[1:, 0] = True
+    out = named.npu_prompt_flash_attention(
+        *map(shaped, (q, k, v)), num_heads=4, num_key_value_heads=2, input_layout=layout, scale_value=0.5,
+        atten_mask=given if masked else None, **window,
+    )  # fmt: skip
+    torch.testing.assert_close(out, shaped(expected), rtol=1e-9, atol=1e-9)
+
+
+def test_N5_attention_of_a_prompt_says_what_it_does_not_do() -> None:
+    q = torch.ones(1, 2, 3, 4)
+    with pytest.raises(mindtorch.UnsupportedOperationError, match="expected no pse_shift, quant_scale1"):
+        named.npu_prompt_flash_attention(q, q, q, num_heads=2, input_layout="BNSD", pse_shift=q, quant_scale1=q)
+    for heads, of_keys in ((2, 1), (1, 0), (2, 4)):
+        with pytest.raises(ValueError, match="heads in keys and values, got 2 in a key of"):
+            named.npu_prompt_flash_attention(
+                q, q, q, num_heads=heads, num_key_value_heads=of_keys, input_layout="BNSD"
+            )  # fmt: skip

@@ -21,7 +21,7 @@ from ...devices import mode
 from ...ops import schema
 from . import lists
 from .eager import lift, run_eagerly, run_whole, with_values_backward
-from .mixing import mixed_devices
+from .mixing import joined, mixed_devices
 from .placed import on_named_device
 from .predict import RULES, decompose, infer, lazy_in, multiplies_inside, taken_apart
 
@@ -30,6 +30,7 @@ log = logging.getLogger("mindtorch.intercept")
 __all__ = [
     "describe",
     "infer",
+    "joined",
     "lift",
     "mixed_devices",
     "on_record",

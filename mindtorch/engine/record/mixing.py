@@ -15,11 +15,11 @@ from ... import ops
 from ..._ext import lazy as _core
 from ..._ext.guards import NoGrad, Unseen
 from ...devices import mode
-from ...devices.lazy_device import device_of, place_of
+from ...devices.lazy_device import device_at, device_of, place_of
 from .inside import wrapped
 from .predict import tensors_in
 
-__all__ = ["SPARSE", "common_place", "mixed_devices", "no_ordinary_cpu_tensor", "parts", "refuse_two_devices",
+__all__ = ["SPARSE", "common_place", "joined", "mixed_devices", "no_ordinary_cpu_tensor", "parts", "refuse_two_devices",
            "torchs_meta"]  # fmt: skip
 
 SPARSE = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
@@ -42,6 +42,32 @@ def mixed_devices(info: Any, args: tuple, kwargs: dict | None, sparse_anywhere: 
     if row.tag == "rnn" and len(args) > 3 and isinstance(args[3], (list, tuple)):
         free = (1,)  # of packed sequences: the batch sizes
     _check(info, {key: a for key, a in (*enumerate(args), *kwargs.items()) if key not in free}, sparse_anywhere)
+
+
+def joined(info: Any, args: tuple, kwargs: dict | None, looked_at: bool) -> tuple[tuple, dict | None]:
+    """The arguments of a call of the program's: CPU tensors that join it and want a gradient are moved to its device.
+
+    Their gradients are the CPU's then, as autograd's engine sees to for torch's own devices; it takes ours for the CPU.
+    looked_at: `mixed_devices` has taken all; else it does below Python, and what it refuses must get there as it is.
+    """
+    copies = info.name in ("aten::copy_", "aten::fill_")  # from anywhere, whatever the sizes
+    if not torch.is_grad_enabled() or not info.name.startswith("aten::"):
+        return args, kwargs
+    if ops.about(info.name).anywhere and not copies:
+        return args, kwargs
+    at = common_place(info, args, kwargs or {})
+    name = getattr(info.func, "__name__", "")
+    kept = {*info.writes, "out", *([0] if name.endswith("_") or name.startswith(("__i", "__set")) else ())}
+
+    def moved(key: Any, a: Any) -> Any:
+        if key in kept or not isinstance(a, torch.Tensor) or not a.requires_grad or not a.is_cpu or wrapped(a):
+            return a
+        if a.layout is not torch.strided or (a.dim() and not looked_at and not copies):
+            return a
+        return a if _core.get_handle(a) is not None and _core.device_index(a) == at else a.to(device_at(at))
+
+    new = tuple(moved(key, a) for key, a in enumerate(args))
+    return new, None if kwargs is None else {key: moved(key, a) for key, a in kwargs.items()}
 
 
 def common_place(info: Any, args: tuple, kwargs: dict) -> int:

@@ -9,7 +9,7 @@ the same time: what the slowest makes others wait for is not in it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -68,9 +68,19 @@ def simulate(calls: Sequence[Call], events: Sequence[Event], computed: Any,
     return [Timed(*each) for each in zip(at, calls, takes, exposed, strict=True)]
 
 
+class _Placed(Protocol):
+    """What has a position in the log of calls."""
+
+    @property
+    def position(self) -> int: ...
+
+
+_T = TypeVar("_T", bound=_Placed)
+
+
 def of_reached(
-    timed: Sequence[Timed], calls: Any, stretches: Mapping[str, Sequence[tuple[int, int]]], announced: bool
-) -> list[Timed]:
+    timed: Sequence[_T], calls: Any, stretches: Mapping[str, Sequence[tuple[int, int]]], announced: bool
+) -> list[_T]:
     """Those of the stage that the report is about, which has what its tables have: also of its first batch what came
     before the first call of a model. stretches: of each stage, positions in the log of calls, from and until.
     """

@@ -48,6 +48,7 @@ from mindtorch.profile.estimate import (
     private_files,
     process_groups,
     sparse_tensors,
+    transfers,
 )
 from mindtorch.profile.estimate.accelerator import Accelerator
 from mindtorch.profile.estimate.distinct_calls import DistinctCalls
@@ -414,6 +415,13 @@ class Estimator(Run):
                 calls, moved = calls + made, moved + made * work.bytes
         return calls if moved >= _MUCH else 0
 
+    def _transferred(self) -> str | None:
+        """What is said of copies between host and device in the stage reported."""
+        if self.memory is None or self.target is None:
+            return None
+        moved = communication.of_reached(transfers.made, self.memory.calls, self._stretches, self._announced)
+        return transfers.said(moved, self.target)
+
     def _warnings(self) -> list[str]:
         found = []
         names = short_names(row["file"] for row in self._assumed)
@@ -453,6 +461,8 @@ class Estimator(Run):
                 f"{counted(beside, 'op')} of data loading {'runs' if beside == 1 else 'run'} in a DataLoader's workers "
                 f"({data_loading.workers()}), beside the model: counted, but in no time"
             )
+        if self._accelerator is not None and (note := self._transferred()):
+            found.append(note)
         if self._recurrent and self._accelerator is not None and self._accelerator.kind == "cuda":
             found.append(
                 "recurrent layers (nn.LSTM, nn.GRU, nn.RNN) are estimated step by step, as torch computes them without "

@@ -35,7 +35,7 @@ from ...engine.record.predict import concrete, lazy_in, little
 from ...graph.pending import Unrecorded
 from ...ops.schema import data_dependent
 from ...ops.scratch_rules import rnn_workspace
-from . import assumptions, deciding, draws, kernel_limits, refusals, sparse_tensors
+from . import assumptions, deciding, draws, kernel_limits, refusals, sparse_tensors, transfers
 from .assumptions import assumed
 
 __all__ = ["adopt", "assumed", "contents", "create", "knowing", "move", "read", "run"]
@@ -56,6 +56,7 @@ def knowing(assume: float = 0, **changes: Any) -> Iterator[None]:
     assumptions.begin(assume)
     _ledger.decide_with(ops.decisions.NAMES - deciding.CARRYING)
     draws.begin()
+    transfers.begin()
     for known in (ran, on_host, _names):
         known.clear()
     with mode.enter(estimate=_Answers, **changes):
@@ -127,12 +128,11 @@ def move(t: torch.Tensor, device: Any) -> Any:
     if t.requires_grad and torch.is_grad_enabled():
         return _Move.apply(t, place)
     made = _moved(t, place)
-    if isinstance(t, torch.nn.Parameter):
-        return torch.nn.Parameter(made, t.requires_grad)
-    return made
+    return torch.nn.Parameter(made, t.requires_grad) if isinstance(t, torch.nn.Parameter) else made
 
 
 def _moved(t: torch.Tensor, place: int) -> Any:
+    transfers.moves(t, place)
     with predict.quiet():
         like = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
         value = _core.kept(_core.get_handle(t))
@@ -496,3 +496,4 @@ class _Answers:
     evaluate = staticmethod(_evaluate)
     check = staticmethod(refusals.check)
     waits = staticmethod(kernel_limits.waits)
+    moves = staticmethod(transfers.moves)

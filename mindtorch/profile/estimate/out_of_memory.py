@@ -10,7 +10,7 @@ from ..._ext import ledger
 from ...devices.lazy_device import device_at, place_of
 from .accelerator import Accelerator
 
-__all__ = ["limit"]
+__all__ = ["in_words", "limit"]
 
 
 def limit(accelerator: Accelerator) -> None:
@@ -22,16 +22,16 @@ def limit(accelerator: Accelerator) -> None:
         live = ledger.live_bytes(place)[0]
         device = device_at(place)
         raise torch.OutOfMemoryError(
-            f"{device.type.upper()} out of memory. Tried to allocate {_words(nbytes)}. GPU {device.index or 0} has a "
-            f"total capacity of {_words(accelerator.memory_bytes)} of which {_words(max(room - live, 0))} is free. Of "
-            f"the allocated memory {_words(live)} is allocated by PyTorch."
+            f"{device.type.upper()} out of memory. Tried to allocate {in_words(nbytes)}. GPU {device.index or 0} has a "
+            f"total capacity of {in_words(accelerator.memory_bytes)} of which {in_words(max(room - live, 0))} is free. "
+            f"Of the allocated memory {in_words(live)} is allocated by PyTorch."
         )
 
     for index in range(accelerator.count):
         ledger.limit(place_of(f"{accelerator.kind}:{index}"), room, refuse)
 
 
-def _words(nbytes: int) -> str:
+def in_words(nbytes: int) -> str:
     """As torch writes it."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= size:

@@ -1,0 +1,58 @@
+"""Copies between the host's memory and an accelerator's of an estimated program: told, and in no time of the estimate.
+
+What they take depends on what no program shows: whether memory is pinned, the host's own copies, other devices on the
+bus. What they take at least is known: their bytes at the rate of the bus, each way by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from mindtorch._ext import ledger
+from mindtorch.base.words import counted
+from mindtorch.devices.lazy_device import device_at
+from mindtorch.profile.cost.targets import Target
+from mindtorch.profile.estimate.out_of_memory import in_words
+
+__all__ = ["Transfer", "begin", "made", "moves", "said"]
+
+_MUCH = 1 << 20  # bytes: fewer take microseconds
+
+
+class Transfer(NamedTuple):
+    """Where in the log of calls, bytes, and whether they go to the accelerator."""
+
+    position: int
+    nbytes: int
+    there: bool
+
+
+made: list[Transfer] = []
+
+
+def begin() -> None:
+    """Nothing has been moved so far."""
+    made.clear()
+
+
+def moves(t: Any, place: int) -> None:
+    """``t`` is about to get to a place, which `device_at` knows by that number."""
+    source, target = t.device.type, device_at(place).type
+    if source != target and "cpu" in (source, target) and "meta" not in (source, target):
+        made.append(Transfer(ledger.position(), t.numel() * t.element_size(), source == "cpu"))
+
+
+def said(transfers: Sequence[Transfer], target: Target) -> str | None:
+    """The report's sentence about them; None where they are few."""
+    ways = [sum(each.nbytes for each in transfers if each.there is there) for there in (True, False)]
+    if sum(ways) < _MUCH:
+        return None
+    number = counted(len(transfers), "transfer")
+    text = f"{number} between host and device ({in_words(sum(ways))}) are in no time of this report"
+    if not target.host_bandwidth:
+        return text
+    return (
+        f"{text}: they take at least {1e3 * max(ways) / target.host_bandwidth:.3g} ms "
+        f"({target.host_bandwidth / 1e9:.3g} GB/s each way), and several times as long from memory that is not pinned"
+    )

@@ -1,0 +1,76 @@
+"""C4: copies between host and device are told with their bytes and what they take at least."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from mindtorch.profile.cost import targets
+from mindtorch.profile.estimate.estimator import Estimator
+
+L4 = targets.find("l4")
+NUMBER = 1 << 20  # of float32: 4 MiB
+
+
+def report(program: Callable[[], Any], target: targets.Target = L4) -> dict[str, Any]:
+    with Estimator(target=target) as estimator:
+        torch.ones(1, device="cuda").add_(1)  # what comes before the first operation is set-up
+        kept = program()
+    del kept
+    return estimator.report()
+
+
+def said(found: dict[str, Any]) -> list[str]:
+    return [note for note in found["warnings"] if "between host and device" in note]
+
+
+def buffer(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(NUMBER, dtype=dtype, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("program", "number", "mebibytes", "ms"),
+    [
+        (lambda: torch.empty(NUMBER).cuda(), 1, "4.00", 0.133),
+        (lambda: torch.empty(NUMBER).to("cuda", torch.float64), 1, "8.00", 0.266),  # converted before it is sent
+        (lambda: buffer().cpu(), 1, "4.00", 0.133),
+        (lambda: [buffer().cpu(), torch.empty(NUMBER).cuda()], 2, "8.00", 0.133),  # both ways at once
+        (lambda: [torch.empty(NUMBER // 4).to("cuda") for _ in range(4)], 4, "4.00", 0.133),
+        (lambda: torch.empty(NUMBER).pin_memory().to("cuda", non_blocking=True), 1, "4.00", 0.133),
+        (lambda: buffer().copy_(torch.empty(NUMBER)), 1, "4.00", 0.133),
+        (lambda: torch.empty(NUMBER).copy_(buffer()), 1, "4.00", 0.133),
+        (lambda: torch.nn.Linear(1024, 1024, bias=False).cuda(), 1, "4.00", 0.133),
+        (lambda: torch.arange(NUMBER, dtype=torch.int32).cuda(), 1, "4.00", 0.133),
+    ],
+)
+def test_C4_transfers_are_told_with_their_bytes(
+    program: Callable[[], Any], number: int, mebibytes: str, ms: float
+) -> None:
+    [note] = said(report(program))
+    assert note.startswith(f"{number} transfer{'s' * (number > 1)} between host and device ({mebibytes} MiB) are in no")
+    assert f"at least {ms} ms (31.5 GB/s each way)" in note
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda: torch.empty(NUMBER // 4 - 1).cuda(),  # a byte's worth less than a mebibyte
+        lambda: buffer().to("cuda:0"),
+        lambda: buffer().copy_(buffer()),
+        lambda: buffer().to(torch.float64),
+        lambda: torch.empty(NUMBER).to("cpu"),
+        lambda: torch.empty(NUMBER, device="cuda").fill_(3.0),
+    ],
+)
+def test_C4_what_stays_where_it_is_and_what_is_little_is_not_told(program: Callable[[], Any]) -> None:
+    assert said(report(program)) == []
+
+
+def test_C4_where_the_bus_is_not_known_no_time_is_told() -> None:
+    [note] = said(report(lambda: torch.empty(NUMBER).cuda(), dataclasses.replace(L4, host_bandwidth=0.0)))
+    assert note == "1 transfer between host and device (4.00 MiB) are in no time of this report"
+    assert targets.find("910b").host_bandwidth == 0.0 < targets.find("t4").host_bandwidth < L4.host_bandwidth
