@@ -415,3 +415,19 @@ def test_C2_caches_are_told_in_measured_runs_too() -> None:
 
     assert of_run(Profiler, program)["categories"] == {"key-value cache": 4000}
     assert peak.listening == []
+
+
+def test_C2_the_largest_storages_of_one_line_are_one_row_whatever_led_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scratch, "over", lambda sigs: 0)
+
+    def program() -> None:
+        made = [torch.empty(100), torch.empty(100)] + [torch.ones(100) for _ in range(2)]; made += [torch.ones(100)]  # fmt: skip  # noqa: E702
+        torch.stack(made)
+
+    for kind in Profiler, Estimator:
+        rows = of_run(kind, program)["largest"]
+        assert [(row["op"], row["bytes"], row["count"]) for row in rows if row["op"] != "aten::stack"] == [
+            ("aten::ones", 1200, 3), ("aten::empty", 800, 2),
+        ]  # fmt: skip

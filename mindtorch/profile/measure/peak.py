@@ -167,12 +167,15 @@ def largest(
     """The largest of `blocks`, those of one kind, op and line together."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     named = {sig: op(sig) for sig in np.unique(blocks["sig"]).tolist()}
+    places = {at: context.location(at) for at in np.unique(blocks["location"]).tolist()}
+    shown: dict[Any, int] = {}  # one line may have been reached by several ways
+    at_line = {at: shown.setdefault(place and place[:2], at) for at, place in places.items()}
     columns = (kinds, *(blocks[name] for name in ("sig", "module", "location")), nbytes)
     for kind, sig, module, location, size in zip(*(column.tolist() for column in columns), strict=True):
-        entry = groups.setdefault((kind, named[sig], module, location), [0, 0])
+        entry = groups.setdefault((kind, named[sig], names[module], at_line[location]), [0, 0])
         entry[0] += size
         entry[1] += 1
-    rows = [(size, n, CATEGORIES[kind], name, names[module], location)
+    rows = [(size, n, CATEGORIES[kind], name, module, location)
             for (kind, name, module, location), (size, n) in groups.items()]  # fmt: skip
     rows.sort(key=lambda row: (-row[0], *row[1:]))
     return [
