@@ -7,6 +7,7 @@ _ext/stretches.pxd).
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
@@ -146,6 +147,9 @@ def categories(blocks: Any, trains: bool) -> Any:
     unknown, phase, outlived = found == 0, blocks["phase"], (blocks["outlived"] & _OUTLIVED) != 0
     found[unknown & (phase == _OTHER) & (blocks["module"] == 0)] = INPUTS_AND_OTHER  # whatever it made itself
     found[unknown & (phase == _DATA)] = INPUTS_AND_OTHER
+    deep = [at for at in np.unique(blocks["location"]).tolist() if (context.location(at) or ("",))[0] == copy.__file__]
+    found[unknown & np.isin(blocks["location"], deep)] = INPUTS_AND_OTHER  # what it copies is no part of a graph
+    unknown = found == 0
     for made_in, kept in ((_BACKWARD, GRADIENTS), (_OPTIMIZER, OPTIMIZER_STATE)):
         found[unknown & (phase == made_in)] = TEMPORARIES
         found[unknown & (phase == made_in) & outlived] = kept
