@@ -39,8 +39,9 @@ mt_look_inside(True)
 
 
 cdef bint skipped(PyObject *code) except -1:
+    """The library's own; and where a class of tensors hands each call of torch on: what called that is the place."""
     cdef object name = (<object> code).co_filename
-    return name.startswith(skip_prefixes)
+    return name.startswith(skip_prefixes) or (<object> code).co_name == "__torch_function__"
 
 
 cdef bint is_foreign(PyObject *code) noexcept:
@@ -288,9 +289,12 @@ def chains_wanted(int change):
 def location_at(frame):
     """Location id of a frame (of Python's); where chains are wanted, with the lines that led there."""
     cdef uint32_t lines[DEEPEST]
+    cdef uint32_t n = 0, index, found = 0
     if not chained:
-        return place(frame.f_code, frame.f_lasti)
-    cdef uint32_t n = 0, index
+        while frame is not None and found == 0:
+            found = place(frame.f_code, frame.f_lasti)
+            frame = frame.f_back
+        return found
     while frame is not None and n < DEEPEST:
         code = frame.f_code
         index = code_index(<PyObject *> code)
