@@ -95,3 +95,23 @@ def test_L13_an_optimizer_whose_first_rate_is_0_is_one(how, kind):
 
     row = patterns(how, program)["optimizer update"]
     assert (row["instances"], row["calls"], row["attributes"]["kind"]) == (1, STEPS, kind.__name__)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_an_optimizer_for_each_weight_is_as_many_as_there_are_weights(how):
+    """As Pyro steps. Of each step there was another place for a weight that the graph met transposed, before it."""
+
+    def program() -> None:
+        model = nn.Sequential(*(nn.Linear(n, m) for n, m in ((6, 5), (5, 4), (4, 3))))
+        optimizers = [_O.Adam([weight]) for weight in model.parameters()]
+        for step in range(STEPS):
+            x = torch.ones(8 + step, 6)
+            for layer in model:  # the graph of the last one's call goes on to the steps
+                x = layer(x)
+            x.square().sum().backward()
+            for each in optimizers:
+                each.step()
+                each.zero_grad(set_to_none=False)
+
+    row = patterns(how, program)["optimizer update"]
+    assert (row["instances"], row["calls"], row["attributes"]["kind"]) == (6, 6 * STEPS, "Adam")

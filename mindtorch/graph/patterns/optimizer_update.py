@@ -49,7 +49,7 @@ class OptimizerUpdate(Pattern):
                 continue
             run = {source[0] for update in updates for source in update.values}
             anchor = max(update.after[0] for update in updates)
-            weights = [gradients.origin(update.after)[0] for update in updates]
+            weights = [gradients.named(update.after) for update in updates]
             form = _form_name(flow, anchor)
             yield Found(anchor, (nodes if flow[anchor].phase == "optimizer" else set()) | run, weights,
                         partial(_check, flow, updates, run, form), form_of(flow, run))  # fmt: skip
