@@ -129,3 +129,23 @@ def test_L13_what_a_backward_pass_does_on_an_optimizers_line_is_no_step():
     (update,) = [row for row in report["patterns"] if row["name"] == "optimizer update"]
     (phase,) = [row for row in report["phases"] if row["name"] == "optimizer"]
     assert update["flops"] == phase["flops"] and 0 < update["time_s"] <= phase["time_s"] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_a_convolution_called_under_vmap_at_two_lines_is_one(how):
+    """There its weights have no names; what a module of torch's does is at the module, wherever it is called."""
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU())
+    given = {name: weight.detach() for name, weight in net.named_parameters()}
+
+    def call(weights, x):
+        return torch.func.functional_call(net, weights, (x[None],)).sum()
+
+    def again(weights, x):
+        return torch.func.functional_call(net, weights, (x[None],)).square().sum()
+
+    def program() -> None:
+        x = torch.randn(5, 1, 8, 8)
+        torch.func.vmap(torch.func.grad(call), (None, 0))(given, x)
+        torch.func.vmap(torch.func.grad(again), (None, 0))(given, x)
+
+    assert patterns(how, program)["convolution"]["instances"] == 1
