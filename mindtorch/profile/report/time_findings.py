@@ -326,8 +326,11 @@ def optimizer(of: Looked) -> Said | None:
     often = of.an_iteration(calls, "operations")
     if of.forecast is not None and of.forecast.target.model is None and of.memory.get("device") == "cpu":
         return None  # of tensors that are on the CPU: there torch takes one by one what it takes together on a GPU
-    kinds = of.seen.optimizers
+    # Those around others are none of torch's: what they do beside them is no step that torch could fuse.
+    kinds = {kind: takes for kind, takes in of.seen.optimizers.items() if getattr(kind.step, "hooked", False)}
     fusable = kinds and all(kind in _FUSABLE and takes for kind, takes in kinds.items())
+    if len(kinds) < len(of.seen.optimizers):
+        fusable = fusable and all(of.labels.patterns(row, of.op(row)).keys() == {"optimizer update"} for row in ran)
     stepped = max(of.seen.stepped.get(of.seen.reached, 0), of.steps())
     a_step = stepped / of.steps()
     if not fusable or any("_fused_" in name for name in names) or calls <= _FEW * stepped:
