@@ -118,7 +118,7 @@ def test_L13_an_optimizer_for_each_weight_is_as_many_as_there_are_weights(how):
 
 
 def test_L13_what_a_backward_pass_does_on_an_optimizers_line_is_no_step():
-    """Gradients of a loss outside of modules are made by mul and add, too: a tenth of the time was told as a seventh."""
+    """Gradients of a loss outside of modules are made by mul and add, too: a tenth of the time was a seventh."""
     net = nn.Linear(4, 4)
     step, x = _O.AdamW(net.parameters()), torch.ones(2, 4)
     with Profiler(whole=True) as seen:

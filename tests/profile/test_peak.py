@@ -442,7 +442,7 @@ def test_C2_the_largest_storages_of_one_line_are_one_row_whatever_led_there(
     monkeypatch.setattr(scratch, "over", lambda sigs: 0)
 
     def program() -> None:
-        made = [torch.empty(100), torch.empty(100)] + [torch.ones(100) for _ in range(2)]; made += [torch.ones(100)]  # fmt: skip  # noqa: E702
+        made = [torch.empty(100), torch.empty(100), torch.ones(100), torch.ones(100), torch.ones(100)]
         torch.stack(made)
 
     for kind in Profiler, Estimator:

@@ -1,11 +1,11 @@
 """The module path of every op, without hooks on any module.
 
 ``torch.nn.Module.__call__`` is replaced by a function that runs in C (`_ext.context.track_calls`), and so is the
-``__call__`` of each class of modules that has its own, which need not call torch's (`_ClassCalls`). A path is the
-class name of a model, then attribute names: ``GPT2.h.0.attn``. The model is what a module called while none runs
-belongs to: the outermost one that holds it, whether that is ever called or not (`owners`), or the module itself, until
-a model that holds it is called. A child is named by the module that calls it; if it is held further out (a shared embedding), by that holder; if no
-running module holds it when it is first called, by its class in parentheses, until its caller does.
+``__call__`` of each class of modules that has its own, which need not call torch's (`_ClassCalls`). A path is the class
+name of a model, then attribute names: ``GPT2.h.0.attn``. The model is what a module called while none runs belongs to:
+the outermost one that holds it, whether that is ever called or not (`owners`), or the module itself, until a model that
+holds it is called. A child is named by the module that calls it; if it is held further out (a shared embedding), by
+that holder; if no running module holds it when it is first called, by its class in parentheses, until its caller does.
 What the constructor of a module calls is construction, and has no path: nobody holds it yet.
 Models of one class have paths of their own, of the same name; a new one takes over that of one that is gone (see
 `_model_path`). A generator returned by ``forward`` runs under its consumer's path.

@@ -220,8 +220,8 @@ def _phased(step: Any) -> Callable[..., Any]:
     @functools.wraps(step)
     def phased(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            (self, *args), kwargs = _begin(self, (self, *args), kwargs) or ((self, *args), kwargs)
-            found = step(self, *args, **kwargs)
+            given, kwargs = _begin(self, (self, *args), kwargs) or ((self, *args), kwargs)
+            found = step(*given, **kwargs)
         except BaseException:
             _over(self)
             raise

@@ -61,7 +61,7 @@ def _form_name(flow: Flow, anchor: int) -> str:
 
 
 def _steps(flow: Flow, gradients: Gradients) -> Iterator[set[int]]:
-    """What may be one step each: all that an optimizer does up to the end of its step, whatever its lines and whatever a
+    """What may be one step each: all that an optimizer does up to the end of its step, on whatever lines, whatever a
     closure does in between; else a stretch of nodes of one function after a backward pass."""
     of_optimizers: dict[int, set[int]] = {}
     found: set[int] = set()

@@ -327,9 +327,10 @@ def optimizer(of: Looked) -> Said | None:
     if of.forecast is not None and of.forecast.target.model is None and of.memory.get("device") == "cpu":
         return None  # of tensors that are on the CPU: there torch takes one by one what it takes together on a GPU
     # Those around others are none of torch's: what they do beside them is no step that torch could fuse.
-    kinds = {kind: takes for kind, takes in of.seen.optimizers.items() if getattr(kind.step, "hooked", False)}
+    every = of.seen.optimizers
+    kinds = {kind: takes for kind, takes in every.items() if getattr(getattr(kind, "step", None), "hooked", False)}
     fusable = kinds and all(kind in _FUSABLE and takes for kind, takes in kinds.items())
-    if len(kinds) < len(of.seen.optimizers):
+    if len(kinds) < len(every):
         fusable = fusable and all(of.labels.patterns(row, of.op(row)).keys() == {"optimizer update"} for row in ran)
     stepped = max(of.seen.stepped.get(of.seen.reached, 0), of.steps())
     a_step = stepped / of.steps()
