@@ -200,10 +200,16 @@ def _is_within(module: torch.nn.Module) -> bool:
 
 def _take_in(model: torch.nn.Module) -> None:
     """From now on, what it holds of the models that were met before is part of it."""
-    met = {id(module): module for module, _ in roots() if module is not model and not _is_within(module)}
-    taken = [met[id(module)] for module in model.modules() if id(module) in met] if met else []
-    for module in taken:
-        _within[id(module)] = weakref.ref(module)
+    met = {id(module) for module, _ in roots() if module is not model and not _is_within(module)}
+    todo, seen, taken = [model] if met else [], {id(model)}, False
+    for holder in todo:  # grows while it is read
+        for module in holder._modules.values():
+            if module is not None and id(module) not in seen:
+                seen.add(id(module))
+                todo.append(module)
+                if id(module) in met:
+                    _within[id(module)] = weakref.ref(module)
+                    taken = True
     if taken:
         paths.forget()
 
