@@ -448,6 +448,21 @@ cdef bint is_constructor(PyObject *code) noexcept:
         return False
 
 
+cdef void no_constructor() noexcept:
+    """The calling thread trains: where that is in a constructor, what follows there is more than making a module."""
+    cdef mt_frame *frame = mt_frame_now()
+    cdef PyObject *code
+    while frame != NULL:
+        code = mt_frame_code(frame)
+        if mt_code_name(code) == <PyObject *> s_init and is_constructor(code):
+            try:
+                del _constructors[<uintptr_t> code]
+            except MemoryError:                # the next pass finds it again
+                mt_frame_free(frame)
+                return
+        frame = mt_frame_back(frame)
+
+
 cdef PyObject *entered_call(mt_tls *t, PyObject *original, bint own, PyObject **args, size_t nargsf,
                             PyObject *kwnames) noexcept:
     """The call, as one of the module args[0]."""
@@ -559,6 +574,7 @@ def tracked_backward(*args, **kwargs):
     cdef bint outer = _differentiates
     cdef uint32_t base = t.base
     cdef uint8_t phase = t.phase
+    no_constructor()
     if _n_hooks:
         tell(PHASE_CHANGE, 0, PHASE_BACKWARD)
     t.between = 0

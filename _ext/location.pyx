@@ -13,6 +13,8 @@ cdef extern from *:
 cdef enum:
     CODE_CAP = 1 << 16                         # code objects kept alive at most; beyond, new lines read as unknown
     SKIP = 1 << 31                             # in code_slots: the library's own code
+    HANDS_ON = 1 << 30                         # and of that, where a class of tensors hands each call of torch on
+    INDEX = HANDS_ON - 1
     SKIPPED = 0xFFFFFFFF
     CHAIN_CAP = 1 << 20                        # chains; beyond, a place is all that is known
     DEEPEST = 256                              # lines of a chain
@@ -32,15 +34,19 @@ cdef tuple skip_prefixes = ()
 cdef uint32_t CHAIN = 1 << 23                  # of a location id, which has 24 bits: the rest is the number of a chain
 cdef uint32_t chained = 0                      # how many want locations to be chains
 cdef tuple installed = ()                      # folders of the standard library and of what is installed
+cdef uint64_t handed = 0                       # how often a frame was passed over that hands calls of torch on
 cdef uint8_t foreign[CODE_CAP]                 # by index of a code object: it is in none of the program's own files
 if codes == NULL or code_slots == NULL or places == NULL or place_slots == NULL:
     raise MemoryError
 mt_look_inside(True)
 
 
-cdef bint skipped(PyObject *code) except -1:
+cdef uint32_t skipped(PyObject *code) except SKIPPED:
+    """Marks of what is no place: the library's own, and what hands calls of torch on, where what called it is one."""
     cdef object name = (<object> code).co_filename
-    return name.startswith(skip_prefixes)
+    if name.startswith(skip_prefixes):
+        return SKIP
+    return SKIP | HANDS_ON if (<object> code).co_name == "__torch_function__" else 0
 
 
 cdef bint is_foreign(PyObject *code) noexcept:
@@ -61,14 +67,18 @@ cdef inline uint32_t place_hash(uint64_t place) noexcept:
 
 cdef inline uint32_t code_index(PyObject *code) noexcept:
     """Index of a user's code object; SKIPPED for the library's own; takes a reference the first time."""
+    global handed
     cdef uint32_t i = code_hash(code) & code_mask
     cdef uint32_t entry
     while True:
         entry = code_slots[i]
         if entry == 0:
             return new_code(code)
-        if codes[entry & ~SKIP] == code:
-            return SKIPPED if entry & SKIP else entry
+        if codes[entry & INDEX] == code:
+            if not entry & SKIP:
+                return entry
+            handed += (entry & HANDS_ON) != 0
+            return SKIPPED
         i = (i + 1) & code_mask
 
 
@@ -81,7 +91,7 @@ cdef uint32_t new_code(PyObject *code) noexcept:
     if n_codes >= CODE_CAP:
         return SKIPPED
     try:
-        skip = SKIP if skipped(code) else 0    # first: it may run a finalizer that meets code not seen before
+        skip = skipped(code)                   # first: it may run a finalizer that meets code not seen before
     except MemoryError:
         return SKIPPED                         # the line is unknown this time
     if n_codes == cap_codes:                   # the slots have twice as many entries
@@ -95,7 +105,7 @@ cdef uint32_t new_code(PyObject *code) noexcept:
         cap_codes *= 2
         for i in range(code_mask + 1):
             if code_slots[i]:
-                j = code_hash(codes[code_slots[i] & ~SKIP]) & (2 * cap_codes - 1)
+                j = code_hash(codes[code_slots[i] & INDEX]) & (2 * cap_codes - 1)
                 while slots[j]:
                     j = (j + 1) & (2 * cap_codes - 1)
                 slots[j] = code_slots[i]
@@ -104,7 +114,7 @@ cdef uint32_t new_code(PyObject *code) noexcept:
         code_mask = 2 * cap_codes - 1
     i = code_hash(code) & code_mask
     while code_slots[i]:
-        if codes[code_slots[i] & ~SKIP] == code:    # the finalizer met this very code
+        if codes[code_slots[i] & INDEX] == code:    # the finalizer met this very code
             return SKIPPED if code_slots[i] & SKIP else code_slots[i]
         i = (i + 1) & code_mask
     incref(code)
@@ -288,9 +298,12 @@ def chains_wanted(int change):
 def location_at(frame):
     """Location id of a frame (of Python's); where chains are wanted, with the lines that led there."""
     cdef uint32_t lines[DEEPEST]
+    cdef uint32_t n = 0, index, found = 0
     if not chained:
-        return place(frame.f_code, frame.f_lasti)
-    cdef uint32_t n = 0, index
+        while frame is not None and found == 0:
+            found = place(frame.f_code, frame.f_lasti)
+            frame = frame.f_back
+        return found
     while frame is not None and n < DEEPEST:
         code = frame.f_code
         index = code_index(<PyObject *> code)
@@ -333,9 +346,9 @@ def configure(prefixes, folders=()):
     for i in range(1, n_codes):
         foreign[i] = is_foreign(codes[i])
     for i in range(code_mask + 1):
-        index = code_slots[i] & ~SKIP
+        index = code_slots[i] & INDEX
         if index:
-            code_slots[i] = index | (SKIP if skipped(codes[index]) else 0)
+            code_slots[i] = index | skipped(codes[index])
 
 
 def look_inside(bint allowed):
@@ -345,6 +358,11 @@ def look_inside(bint allowed):
 
 def get_location():
     return current_location()
+
+
+def handed_on():
+    """How often until now an operation was looked at that a class of tensors had handed on (`__torch_function__`)."""
+    return handed
 
 
 def place(code, int lasti):

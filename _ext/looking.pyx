@@ -135,7 +135,8 @@ cdef class HostLook(_Looking):
             if not told and (file.startswith(self.installed) or not file.startswith(self.library)):
                 told, own = True, not file.startswith(self.skipped)
             if not found and not file.startswith(self.foreign):
-                found, place = True, location.place(frame.f_code, frame.f_lasti)
+                place = location.place(frame.f_code, frame.f_lasti)
+                found = place != 0             # else it hands calls of torch on
             own = own and frame.f_code.co_name != "_find_and_load"
             frame = frame.f_back
         gap = now - self.looked if self.looked else 0

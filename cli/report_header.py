@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
-from collections import Counter
 from typing import Any
+
+from mindtorch.profile.report.module_names import alike
 
 from . import report_cluster, report_memory
 from .render import Canvas, clean
@@ -154,26 +154,25 @@ def _models(report: dict[str, Any]) -> list[tuple[str, str]]:
     models = report.get("models") or [model for model in (report.get("model"),) if model]
     if not models:
         return []
-    sizes = Counter((_class(model), model.get("params") or 0, bytes_text(model.get("param_bytes"))) for model in models)
+    kinds = alike(models)
     found = [
-        f"{clean(name)}{f' ×{times}' if times > 1 else ''}, {counted(params, 'parameter', number(params, '0'))}"
-        + (f" ({size})" if size else "")
-        + (" each" if times > 1 else "")
-        for (name, params, size), times in sizes.items()
+        f"{clean(kind['name'])}{_times(kind)}, {counted(kind['params'], 'parameter', number(kind['params'], '0'))}"
+        + (f" ({size})" if (size := bytes_text(kind["param_bytes"])) else "")
+        + (" each" if kind["times"] > 1 else "")
+        for kind in kinds
     ]
     text = "; ".join(found[:_MODELS])
-    if more := list(sizes.items())[_MODELS:]:
-        rest = number(sum(times * params for (_, params, _), times in more), "0")
-        text += f"; {counted(sum(times for _, times in more), 'more model')}, {rest}"
+    if more := kinds[_MODELS:]:
+        rest = number(sum(kind["times"] * kind["params"] for kind in more), "0")
+        text += f"; {counted(sum(kind['times'] for kind in more), 'more model')}, {rest}"
     trainable = totals.get("trainable_params")
     if trainable is not None and trainable < (totals.get("params") or 0):
         text += f"{'; trainable of all' if len(models) > 1 else ', trainable'}: {number(trainable, '0')}"
     return [("models" if len(models) > 1 else "model", text)]
 
 
-def _class(model: dict[str, Any]) -> str:
-    """Its name without the number of a further one, which may be a copy."""
-    return re.sub(r" #\d+$", "", model.get("name") or "model")
+def _times(kind: dict[str, Any]) -> str:
+    return f" ×{kind['times']}" if kind["times"] > 1 else ""
 
 
 def _startup(startup: dict[str, Any]) -> list[tuple[str, float]]:

@@ -125,6 +125,44 @@ def test_L13_steps_on_one_line_are_one_each() -> None:
         assert [(each.verified, each.attributes["kind"]) for each in found] == [(True, "Adam"), (True, "SGD")]
 
 
+class OfTheProgram(torch.optim.Optimizer):
+    """Adam on several lines, as a program writes it; it also keeps an average of gradients that it never reads."""
+
+    def __init__(self, parameters: Parameters, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            if not state:
+                state["m"], state["v"], state["seen"] = (torch.zeros_like(p) for _ in range(3))
+            state["seen"].lerp_(p.grad, 0.5)
+            state["m"].lerp_(p.grad, 0.1)
+            state["v"].mul_(0.99).addcmul_(p.grad, p.grad, value=0.01)
+            if closure is not None:
+                closure()
+            denominator = (state["v"] / 0.2).sqrt_().add_(1e-8)
+            p.addcdiv_(state["m"], denominator, value=-self.defaults["lr"] / 0.5)
+
+
+def test_L13_a_step_over_several_lines_of_the_programs_own_optimizer_is_one() -> None:
+    """Each line was taken for a step of its own: seven steps of SGD, where it is one of Adam."""
+    found = instances("optimizer update", torchs(OfTheProgram))
+    assert [(each.verified, each.attributes["kind"]) for each in found] == [(True, "Adam")] * 2
+
+
+def test_L13_a_step_with_a_closure_in_its_midst_is_one() -> None:
+    model = nn.Linear(3, 4)
+    optimizer = OfTheProgram(list(model.parameters()), 1e-3)
+    with capture() as graph:
+        for _ in range(2):
+            model(torch.randn(5, 3)).sum().backward()
+            optimizer.step(lambda: torch.zeros(2).add_(1))
+    found = [each for each in find_patterns(graph) if each.pattern == "optimizer update"]
+    assert [(each.verified, each.attributes["kind"]) for each in found] == [(True, "Adam")] * 2
+
+
 @torch.no_grad()
 def minus(parameters: Parameters) -> None:
     for p in parameters:

@@ -117,3 +117,43 @@ def test_C2_no_finding_optimizer_unfused_where_torch_refuses_to_fuse() -> None:
     weight.grad = torch.ones_like(weight)
     with pytest.raises(RuntimeError, match="`fused=True` requires"):
         torch.optim.AdamW([weight], fused=True).step()
+
+
+class Around(torch.optim.Optimizer):
+    """As Accelerate's, which hands on, and Opacus', which adds noise: `Optimizer.__init__` is never called."""
+
+    def __init__(self, inner: torch.optim.Optimizer, noise: bool) -> None:
+        self.inner, self.noise = inner, noise
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return self.inner.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.inner.state
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if self.noise:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad.mul_(0.5).add_(torch.randn_like(parameter))
+        self.inner.step(closure)
+
+
+def learn_around(device: str, noise: bool) -> None:
+    model = nn.Sequential(*(nn.Linear(1024, 1024, device=device) for _ in range(12)))
+    optimizer = Around(torch.optim.Adam(model.parameters(), lr=0.01), noise)
+    for _ in range(4):
+        model(torch.ones(64, 1024, device=device)).sum().backward()
+        optimizer.step()
+        model.zero_grad()
+
+
+@pytest.mark.parametrize("where", [estimated, measured])
+def test_C2_finding_optimizer_unfused_is_of_the_one_within_another_that_only_hands_on(where: Any) -> None:
+    def run(noise: bool) -> dict[str, Any]:
+        return where(learn_around, noise) if where is estimated else where(learn_around, "cpu", noise)
+
+    assert the(run(False), "optimizer-unfused")["try"] == "fused=True for Adam"
+    assert "optimizer-unfused" not in ids(run(True)), "no fused kernel clips gradients and adds noise to them"

@@ -299,6 +299,27 @@ def test_C2_what_a_constructor_of_another_class_calls_is_no_construction():
     assert rows["Part"] == rows["Part.inner"] == 1
 
 
+@pytest.mark.parametrize("profiler", [Profiler, Estimator])
+def test_C2_what_a_constructor_trains_is_no_construction_from_its_first_backward_pass_on(profiler):
+    """All of such a training was construction, and the report had no model."""
+
+    class TrainsItself(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = torch.nn.Linear(4, 4)
+            optimizer = torch.optim.SGD(self.parameters(), 0.1)
+            for _ in range(N):
+                self.body(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+
+    with profiler() as p:
+        TrainsItself()
+    report = p.report()
+    rows = {row["path"]: row["calls"] for row in report["modules"]}
+    assert rows["TrainsItself.body"] == N - 1 and report["model"]["name"] == "TrainsItself"
+    assert report["steps"]["count"] == N
+
+
 class Tuned(torch.nn.Module):
     """As a kernel that is tuned when it is called first."""
 

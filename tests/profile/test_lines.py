@@ -288,3 +288,48 @@ def test_L12_lines_of_deprecated_functions_are_the_users(record):
     lines = {(row["file"], row["source"]) for row in report["lines"] if row["calls"]}
     assert {file for file, _ in lines} == {__file__}
     assert {source.split("(")[0] for _, source in lines} == {"torch.chain_matmul", "return torch.exp"}
+
+
+class Marked(torch.Tensor):
+    """As MONAI's and fastai's: a class of tensors whose every call comes by here."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Slowly(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        enough = looks() + 3
+        while looks() < enough:
+            time.sleep(0.005)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_C2_time_in_a_class_of_tensors_is_of_the_line_that_called_it(record):
+    def program():
+        x = torch.ones(5).as_subclass(Slowly)
+        for _ in range(3):
+            x.exp()  # slow
+
+    report, _ = record(program)
+    row = max(report["lines"], key=lambda row: row["self_s"])
+    assert row["source"].endswith("# slow") and row["file"] == __file__
+
+
+def test_L12_what_a_class_of_tensors_hands_on_is_at_the_line_that_called_it(record):
+    """All lines of such a program were one: that in the class."""
+
+    def program():
+        x = torch.randn(50).as_subclass(Marked)
+        x.exp()  # here
+        torch.stack([x, x])  # and here
+
+    for lines in False, True:
+        report, _ = record(program, lines=lines)
+        found = {
+            row["op"]: report["detail"]["lines"][row["line"]]["source"]
+            for row in (dict(zip(report["detail"]["columns"], row, strict=True)) for row in report["detail"]["rows"])
+        }
+        assert found["aten::exp"].endswith("# here") and found["aten::stack"].endswith("# and here")

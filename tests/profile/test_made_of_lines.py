@@ -95,3 +95,57 @@ def test_L13_an_optimizer_whose_first_rate_is_0_is_one(how, kind):
 
     row = patterns(how, program)["optimizer update"]
     assert (row["instances"], row["calls"], row["attributes"]["kind"]) == (1, STEPS, kind.__name__)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_an_optimizer_for_each_weight_is_as_many_as_there_are_weights(how):
+    """As Pyro steps. Of each step there was another place for a weight that the graph met transposed, before it."""
+
+    def program() -> None:
+        model = nn.Sequential(*(nn.Linear(n, m) for n, m in ((6, 5), (5, 4), (4, 3))))
+        optimizers = [_O.Adam([weight]) for weight in model.parameters()]
+        for step in range(STEPS):
+            x = torch.ones(8 + step, 6)
+            for layer in model:  # the graph of the last one's call goes on to the steps
+                x = layer(x)
+            x.square().sum().backward()
+            for each in optimizers:
+                each.step()
+                each.zero_grad(set_to_none=False)
+
+    row = patterns(how, program)["optimizer update"]
+    assert (row["instances"], row["calls"], row["attributes"]["kind"]) == (6, 6 * STEPS, "Adam")
+
+
+def test_L13_what_a_backward_pass_does_on_an_optimizers_line_is_no_step():
+    """Gradients of a loss outside of modules are made by mul and add, too: a tenth of the time was a seventh."""
+    net = nn.Linear(4, 4)
+    step, x = _O.AdamW(net.parameters()), torch.ones(2, 4)
+    with Profiler(whole=True) as seen:
+        for _ in range(STEPS):
+            loss = (net(x).exp() * 2 + 1).div(3).mul(4).sqrt().sum()
+            loss.backward(); step.step(); step.zero_grad()  # fmt: skip  # noqa: E702
+    report = seen.report()
+    (update,) = [row for row in report["patterns"] if row["name"] == "optimizer update"]
+    (phase,) = [row for row in report["phases"] if row["name"] == "optimizer"]
+    assert update["flops"] == phase["flops"] and 0 < update["time_s"] <= phase["time_s"] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_a_convolution_called_under_vmap_at_two_lines_is_one(how):
+    """There its weights have no names; what a module of torch's does is at the module, wherever it is called."""
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU())
+    given = {name: weight.detach() for name, weight in net.named_parameters()}
+
+    def call(weights, x):
+        return torch.func.functional_call(net, weights, (x[None],)).sum()
+
+    def again(weights, x):
+        return torch.func.functional_call(net, weights, (x[None],)).square().sum()
+
+    def program() -> None:
+        x = torch.randn(5, 1, 8, 8)
+        torch.func.vmap(torch.func.grad(call), (None, 0))(given, x)
+        torch.func.vmap(torch.func.grad(again), (None, 0))(given, x)
+
+    assert patterns(how, program)["convolution"]["instances"] == 1

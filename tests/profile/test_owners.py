@@ -152,6 +152,23 @@ def test_C2_a_part_that_was_met_alone_is_no_model_of_its_own_beside_the_one_that
     assert [(m["name"], m["params"]) for m in measured(program)["models"]] == [("Sequential", 40)]
 
 
+def test_C2_a_part_that_was_called_before_its_model_was_made_belongs_to_the_model_from_its_call_on():
+    body = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def program():
+        body(torch.randn(2, 4))
+        model = nn.ModuleDict({"body": body, "head": nn.Linear(4, 4)})
+        model.forward = lambda x: model["head"](model["body"](x))
+        model(torch.randn(2, 4))
+        body(torch.randn(2, 4))
+        body[0](torch.randn(2, 4))
+        return model
+
+    calls = {row["path"]: row["calls"] for row in measured(program)["modules"] if row["path"]}
+    assert calls["Sequential"] == calls["Sequential.0"] == 1
+    assert calls["ModuleDict.body"] == 2 and calls["ModuleDict.body.0"] == 3 and calls["ModuleDict.head"] == 1
+
+
 def test_C2_a_copied_model_owns_its_parts():
     other = copy.deepcopy(Agent())  # no child of it was registered
     other.critic = nn.Sequential(*other.critic)

@@ -92,7 +92,7 @@ def test_C2_page_holds_the_reports_figures(trained, tmp_path):
     found = data_of(tmp_path / "p.html")
     check_sums(found, report)
     for key, value in report.items():
-        if key not in ("modules", "ops", "lines", "shapes"):
+        if key not in ("modules", "ops", "lines", "shapes", "models"):
             assert found["report"][key] == json.loads(json.dumps(value)), key
     for mine, theirs in zip(rows(found["ops"]), report["ops"], strict=True):
         named = not theirs["name"].startswith("(")
@@ -270,3 +270,16 @@ def test_C2_page_of_a_hundred_thousand_operations_is_small(record, tmp_path, man
     found = data_of(tmp_path / "p.html")
     check_sums(found, report)
     assert len(report["shapes"]) > page.ROWS["shape"] and found["shapes"]["rest"]["count"]
+
+
+def test_C2_page_names_equal_models_once_as_the_terminal_does(record):
+    def program():
+        for net in [torch.nn.Linear(3, 2) for _ in range(9)] + [torch.nn.Linear(4, 2)]:
+            net(torch.ones(1, net.in_features))
+
+    report, profiler = record(program)
+    found = page.contents(report, profiler.recording())["report"]["models"]
+    assert [(row["name"], row["params"], row["times"]) for row in found] == [("Linear", 10, 1), ("Linear", 8, 9)]
+    assert len(report["models"]) == 10, "JSON has each"
+    script = (VIEWER / "page.js").read_text()
+    assert script.count("report.models") == 1 and "report.model." not in script, "all that is shown is of these"

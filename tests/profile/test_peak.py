@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import threading
 from collections.abc import Callable
@@ -129,6 +130,24 @@ def test_C2_what_is_kept_to_differentiate_a_gradient_is_an_activation(held: Call
     found = held(program)
     assert found.get("gradients", 0) <= 2 * (4 * 3 * 256 + 512 * 2 * 4), "of weights and of the input, no more"
     assert found["activations"] >= 2 * hidden, "the tanh, and what its slope is made of"
+
+
+def test_C2_a_deep_copy_of_weights_is_no_activation(held: Callable[..., dict[str, int]]) -> None:
+    """As early stopping keeps the best weights, after an evaluation with gradients on."""
+    k = 256 * KIB
+
+    def program() -> None:
+        net = nn.Linear(256, 256, bias=False)
+        x = torch.zeros(256, 256)
+        for _ in range(2):
+            net(x).sum().backward()
+            net(x)
+            best = copy.deepcopy(net.state_dict())
+        net(x).sum().backward()
+        assert len(best) == 1
+
+    found = held(program)
+    assert found["inputs and other"] == 2 * k and found["parameters"] == k and found.get("activations", 0) <= k
 
 
 def test_C2_gradients_held_elsewhere_and_made_beforehand(held: Callable[..., dict[str, int]]) -> None:
@@ -416,3 +435,19 @@ def test_C2_caches_are_told_in_measured_runs_too() -> None:
 
     assert of_run(Profiler, program)["categories"] == {"key-value cache": 4000}
     assert peak.listening == []
+
+
+def test_C2_the_largest_storages_of_one_line_are_one_row_whatever_led_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scratch, "over", lambda sigs: 0)
+
+    def program() -> None:
+        made = [torch.empty(100), torch.empty(100), torch.ones(100), torch.ones(100), torch.ones(100)]
+        torch.stack(made)
+
+    for kind in Profiler, Estimator:
+        rows = of_run(kind, program)["largest"]
+        assert [(row["op"], row["bytes"], row["count"]) for row in rows if row["op"] != "aten::stack"] == [
+            ("aten::ones", 1200, 3), ("aten::empty", 800, 2),
+        ]  # fmt: skip

@@ -211,6 +211,88 @@ def test_L12_a_step_that_raises_has_ended(tracked):
         assert other.step(within) == "other" and phase() == "other"
 
 
+class Around(torch.optim.Optimizer):
+    """Stands around another optimizer, as Opacus' and Accelerate's do: ``Optimizer.__init__`` is never called."""
+
+    def __init__(self, inner, said):
+        self.inner, self.said = inner, said
+
+    @property
+    def param_groups(self):
+        return self.inner.param_groups
+
+    @property
+    def state(self):
+        return self.inner.state
+
+    def step(self, closure=None):
+        self.said.append(phase())
+        self.inner.step(closure)
+        self.said.append(phase())
+
+
+class Further(Around):
+    def step(self, closure=None):
+        super().step(closure)
+        self.said.append(phase())
+
+
+class WithoutGroups(torch.optim.Optimizer):
+    def __init__(self, inner, said):
+        self.said = said
+
+    def step(self, closure=None):
+        self.said.append(phase())
+
+
+@pytest.mark.parametrize("kind", [Around, Further, WithoutGroups])
+def test_L12_the_step_of_an_optimizer_around_another_one_is_a_step(tracked, kind):
+    net, said = torch.nn.Linear(2, 1), []
+    optimizer = kind(torch.optim.SGD(net.parameters(), lr=0.1), said)
+    optimizer.step()
+    assert set(said) == {"optimizer"} and phase() == "other"
+    if kind is not WithoutGroups:
+        said.clear()
+        optimizer.step(lambda: said.append(phase()))
+        assert said[:3] == ["optimizer", "other", "optimizer"] and phase() == "other"
+        with pytest.raises(ZeroDivisionError):
+            optimizer.step(lambda: 1 / 0)
+    net(torch.ones(1, 2))
+    assert phase() == "forward"
+
+
+def test_L12_an_optimizer_around_another_one_counts_one_step_and_goes_back_to_its_own(after_torch):
+    code = """
+        import torch
+        class Around(torch.optim.Optimizer):
+            def __init__(self, inner):
+                self.inner = inner
+            param_groups = property(lambda self: self.inner.param_groups)
+            state = property(lambda self: self.inner.state)
+            def step(self):
+                torch.ones(3).add_(1)
+                self.inner.step()
+        class Late(torch.optim.SGD):  # torch hooks it once there is one
+            def step(self, closure=None):
+                super().step(closure)
+                torch.ones(3).add_(1)
+        before = vars(Around)["step"], vars(Late)["step"]
+        from mindtorch.profile import Profiler
+        net = torch.nn.Linear(2, 1)
+        with Profiler() as p:
+            for optimizer in Around(torch.optim.SGD(net.parameters(), lr=0.1)), Late(net.parameters(), lr=0.1):
+                for _ in range(2):
+                    net(torch.zeros(1, 2)).sum().backward()
+                    optimizer.step()
+        report = p.report()
+        detail = report["detail"]
+        ones = [dict(zip(detail["columns"], row)) for row in detail["rows"] if "aten::add_" in row]
+        print(report["steps"]["count"], [(row["phase"], row["ops"]) for row in ones if row["flops"] == 3 * row["ops"]])
+        print(vars(Around)["step"] is before[0], vars(Late)["step"].hooked, vars(Late)["step"].__wrapped__ is before[1])
+    """
+    assert after_torch(code).stdout.split("\n")[:2] == ["4 [('optimizer', 2), ('optimizer', 2)]", "True True True"]
+
+
 def test_L12_steps_that_raise_end_in_optimizers_from_before_and_torch_gets_its_own_back(after_torch):
     code = """
         import torch

@@ -1,11 +1,11 @@
 """The module path of every op, without hooks on any module.
 
 ``torch.nn.Module.__call__`` is replaced by a function that runs in C (`_ext.context.track_calls`), and so is the
-``__call__`` of each class of modules that has its own, which need not call torch's (`_ClassCalls`). A path is the
-class name of a model, then attribute names: ``GPT2.h.0.attn``. The model is what a module called while none runs
-belongs to: the outermost one that holds it, whether that is ever called or not (`owners`), or the module itself. A
-child is named by the module that calls it; if it is held further out (a shared embedding), by that holder; if no
-running module holds it when it is first called, by its class in parentheses, until its caller does.
+``__call__`` of each class of modules that has its own, which need not call torch's (`_ClassCalls`). A path is the class
+name of a model, then attribute names: ``GPT2.h.0.attn``. The model is what a module called while none runs belongs to:
+the outermost one that holds it, whether that is ever called or not (`owners`), or the module itself, until a model that
+holds it is called. A child is named by the module that calls it; if it is held further out (a shared embedding), by
+that holder; if no running module holds it when it is first called, by its class in parentheses, until its caller does.
 What the constructor of a module calls is construction, and has no path: nobody holds it yet.
 Models of one class have paths of their own, of the same name; a new one takes over that of one that is gone (see
 `_model_path`). A generator returned by ``forward`` runs under its consumer's path.
@@ -53,6 +53,9 @@ class _Instance(NamedTuple):
 
 
 _instances: dict[str, list[_Instance]] = {}
+#: Models that another model was seen to hold after they had been called by themselves, by address; each once, so that a
+#: wrapper that is made anew in each call costs nothing.
+_within: dict[int, "weakref.ref[torch.nn.Module]"] = {}
 _audience = 0
 
 
@@ -81,6 +84,7 @@ def unpatch() -> None:
     _tell_dynamo(_replacement, _original)
     _class_calls.unpatch()
     _roots.clear()
+    _within.clear()
     _owners.clear()
     owners.forget()
     paths.forget()
@@ -179,14 +183,35 @@ def is_alone(module: torch.nn.Module) -> None:
 def outermost_path(module: torch.nn.Module) -> int:
     """Path of a module that is called while none runs: within the model that it belongs to."""
     name = context.class_name(module)
-    if any(instance.ref() is module for instance in _instances.get(name, ())):
+    if any(instance.ref() is module for instance in _instances.get(name, ())) and not _is_within(module):
         return _model_path(module)
-    model, steps = owners.of(module, [known for known, _ in roots()])
+    model, steps = owners.of(module, sorted((known for known, _ in roots() if known is not module), key=_is_within))
     path, holder = _model_path(model), model
     for step in steps:
         holder = holder._modules[step]  # type: ignore[assignment]
         path = context.intern_path(path, step, context.class_name(holder))
     return path
+
+
+def _is_within(module: torch.nn.Module) -> bool:
+    """Was it called before there was the model that holds it?"""
+    return id(module) in _within and _within[id(module)]() is module
+
+
+def _take_in(model: torch.nn.Module) -> None:
+    """From now on, what it holds of the models that were met before is part of it."""
+    met = {id(module) for module, _ in roots() if module is not model and not _is_within(module)}
+    todo, seen, taken = [model] if met else [], {id(model)}, False
+    for holder in todo:  # grows while it is read
+        for module in holder._modules.values():
+            if module is not None and id(module) not in seen:
+                seen.add(id(module))
+                todo.append(module)
+                if id(module) in met:
+                    _within[id(module)] = weakref.ref(module)
+                    taken = True
+    if taken:
+        paths.forget()
 
 
 def _model_path(module: torch.nn.Module) -> int:
@@ -231,6 +256,7 @@ def saw_root(module: torch.nn.Module, path: int) -> None:
         module, path = next(model for model in models if model is not None), top
     if any(ref() is module for ref, _ in _roots):
         return
+    _take_in(module)
     if len(_roots) % 64 == 63:
         _roots[:] = [entry for entry in _roots if entry[0]() is not None]
     _roots.append((weakref.ref(module), path))

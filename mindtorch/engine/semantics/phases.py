@@ -3,8 +3,9 @@
 - forward: inside an outermost module call; also, in grad mode, after such a call until the next backward or optimizer
   step, because that is where the loss is computed (a profile leaves out stretches of milliseconds without an op).
 - backward: while autograd's engine runs, whatever it calls (hooks, and forward code run again by checkpointing).
-- optimizer: inside ``Optimizer.step`` of any optimizer, the user's own included; but not inside the closure that it
-  calls, where phases are as outside of a step.
+- optimizer: inside ``Optimizer.step`` of any optimizer, the user's own included, and those that stand around another
+  one and never call ``Optimizer.__init__``, which is where torch hooks steps; but not inside the closure that it calls,
+  where phases are as outside of a step.
 - data: while a DataLoader makes the next batch in this process, or waits for it; modules called there (a dataset's
   transforms) are no calls of a model.
 - other: the rest (sampling, ``zero_grad``).
@@ -16,6 +17,7 @@ A step that raises has ended, too: torch calls no hook then, so its function for
 
 import contextlib
 import functools
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -38,10 +40,12 @@ _listeners: list[Callable[[torch.optim.Optimizer], None]] = []
 _before: list[Callable[[], None]] = []
 _after: list[Callable[[], None]] = []
 _steps: "weakref.WeakKeyDictionary[type, Any]" = weakref.WeakKeyDictionary()  # torch's function for steps, by class
+_unhooked: "weakref.WeakKeyDictionary[type, Any]" = weakref.WeakKeyDictionary()  # steps that torch has not hooked
+_stepping: dict[tuple[int, int], int] = {}  # (thread, optimizer) of those that run: how many steps within each other
 #: What steps are handed in place of closures, by address of the closure: it holds that, and is the same one as long as
 #: an optimizer keeps it.
 _closures: "weakref.WeakValueDictionary[int, Callable[..., Any]]" = weakref.WeakValueDictionary()
-_DATA = context.PHASES.index("data")
+_DATA, _OPTIMIZER = map(context.PHASES.index, ("data", "optimizer"))
 # torch.autograd imported the function by name, so it has a copy of its own.
 _places = (torch.autograd.graph, torch.autograd)
 
@@ -58,6 +62,7 @@ def patch() -> None:
         [
             (torch.autograd.Function, "apply", classmethod(_apply)),
             (torch.optim.Optimizer, "_patch_step_function", _hook_steps),
+            (torch.optim.Optimizer, "__init_subclass__", classmethod(_new_kind)),
         ]
     )
     for kind in _kinds(torch.optim.Optimizer):
@@ -168,9 +173,16 @@ def _kinds(kind: type[torch.optim.Optimizer]) -> set[type[torch.optim.Optimizer]
     return found
 
 
+def _new_kind(kind: Any, **options: Any) -> None:
+    super(torch.optim.Optimizer, kind).__init_subclass__(**options)
+    _wrap_step(kind)
+
+
 @functools.wraps(_torch_hook_steps)
 def _hook_steps(self: torch.optim.Optimizer) -> None:
     """torch's own, which makes the classes' steps call hooks; and end when they raise."""
+    for kind in type(self).__mro__:
+        _put_back(kind, _unhooked)
     _torch_hook_steps(self)
     for kind in type(self).__mro__:
         _wrap_step(kind)
@@ -178,20 +190,51 @@ def _hook_steps(self: torch.optim.Optimizer) -> None:
 
 def _wrap_step(kind: Any) -> None:
     step = vars(kind).get("step")
-    if kind in _steps or not getattr(step, "hooked", False):
+    if kind in _steps or not callable(step):
         return
+    if getattr(step, "hooked", False):
+        _steps[kind] = step
+        kind.step = _ending(step)
+    # torch's own all come to Optimizer.__init__.
+    elif kind not in _unhooked and issubclass(kind, torch.optim.Optimizer) and not kind.__module__.startswith("torch."):
+        _unhooked[kind] = step
+        kind.step = _phased(step)
 
-    @functools.wraps(step)  # type: ignore[arg-type]
+
+def _ending(step: Any) -> Callable[..., Any]:
+    @functools.wraps(step)
     def ending(*args: Any, **kwargs: Any) -> Any:
         try:
-            return step(*args, **kwargs)  # type: ignore[misc]
+            return step(*args, **kwargs)
         except BaseException:
             if args:
-                context.optimizer_end(args[0])
+                _over(args[0])
             raise
 
-    _steps[kind] = step
-    kind.step = ending
+    return ending
+
+
+def _phased(step: Any) -> Callable[..., Any]:
+    """What torch's hooks would do for it, of an optimizer whose class they never come to."""
+
+    @functools.wraps(step)
+    def phased(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            given, kwargs = _begin(self, (self, *args), kwargs) or ((self, *args), kwargs)
+            found = step(*given, **kwargs)
+        except BaseException:
+            _over(self)
+            raise
+        _end(self, args, kwargs)
+        return found
+
+    return phased
+
+
+def _put_back(kind: Any, held: "weakref.WeakKeyDictionary[type, Any]") -> None:
+    step = held.pop(kind, None)
+    if step is not None and getattr(vars(kind).get("step"), "__wrapped__", None) is step:  # else the program has
+        kind.step = step  # replaced it
 
 
 _torch_apply = vars(torch.autograd.Function)["apply"]
@@ -208,11 +251,9 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 def unpatch() -> None:
     _held.undo()
-    kind: Any
-    while _steps:
-        kind, step = _steps.popitem()
-        if getattr(vars(kind).get("step"), "__wrapped__", None) is step:  # else the program has replaced it
-            kind.step = step
+    for held in _steps, _unhooked:
+        for kind in list(held):
+            _put_back(kind, held)
     _optimizers.clear()
 
 
@@ -257,9 +298,14 @@ def stage(name: str) -> Iterator[None]:
 
 
 def _begin(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-    context.optimizer_begin(optimizer)
     key = id(optimizer)
-    if key not in _optimizers:
+    running = threading.get_ident(), key
+    if running in _stepping and context.get_phase() == _OPTIMIZER:  # a derived class's step, which calls its base's
+        _stepping[running] += 1
+    else:
+        _stepping[running] = 1
+        context.optimizer_begin(optimizer)
+    if key not in _optimizers and hasattr(optimizer, "param_groups") and hasattr(optimizer, "state"):
         _optimizers[key] = weakref.ref(optimizer, lambda _: _optimizers.pop(key, None))
         for listener in list(_listeners):
             listener(optimizer)
@@ -288,6 +334,16 @@ def _in_phases(closure: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _end(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    context.optimizer_end(optimizer)
+    running = threading.get_ident(), id(optimizer)
+    if _stepping.get(running, 1) > 1:
+        _stepping[running] -= 1
+        return
+    _over(optimizer)
     for call in _after:
         call()
+
+
+def _over(optimizer: torch.optim.Optimizer) -> None:
+    """All its steps that this thread is in are over."""
+    _stepping.pop((threading.get_ident(), id(optimizer)), None)
+    context.optimizer_end(optimizer)

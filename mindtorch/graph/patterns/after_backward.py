@@ -48,6 +48,16 @@ class Gradients:
         self._origins.update(dict.fromkeys(trail, found))
         return found
 
+    def named(self, source: Source) -> int:
+        """The node that has the weight's name, of all that have its memory, else the first of them: a graph that begins
+        after a forward pass may meet a transposed view of the weight before the weight."""
+        at: Source | None = source
+        while at is not None:
+            if self.flow.is_weight(at[0]):
+                return at[0]
+            at = self._behind(at)
+        return self.origin(source)[0]
+
     def _behind(self, source: Source) -> Source | None:
         """What has the same memory, before a write or a view."""
         node, output = source

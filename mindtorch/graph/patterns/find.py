@@ -53,6 +53,15 @@ _OWN: tuple[Pattern, ...] = (
     OptimizerUpdate(),
 )
 
+_OF_TORCH = torch.nn.modules
+#: Classes of modules that do one thing, wherever they are called.
+_ONE_THING = frozenset(
+    name
+    for kinds in (_OF_TORCH.loss, _OF_TORCH.conv, _OF_TORCH.normalization, _OF_TORCH.batchnorm, _OF_TORCH.instancenorm,
+                  _OF_TORCH.sparse)
+    for name in kinds.__all__
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Instance:
@@ -165,7 +174,7 @@ def _place(flow: Flow, candidate: Found) -> tuple[Any, ...]:
         return tuple(names)
     node = flow[candidate.anchor]
     classes = flow.graph._modules[flow.graph._module[candidate.anchor]].classes
-    if classes and classes[-1] in torch.nn.modules.loss.__all__:
+    if classes and classes[-1] in _ONE_THING:
         return (node.module, None)  # its lines are those of the program that call it
     return (node.module, node.location, *_nth(flow, candidate))
 

@@ -49,7 +49,7 @@ class OptimizerUpdate(Pattern):
                 continue
             run = {source[0] for update in updates for source in update.values}
             anchor = max(update.after[0] for update in updates)
-            weights = [gradients.origin(update.after)[0] for update in updates]
+            weights = [gradients.named(update.after) for update in updates]
             form = _form_name(flow, anchor)
             yield Found(anchor, (nodes if flow[anchor].phase == "optimizer" else set()) | run, weights,
                         partial(_check, flow, updates, run, form), form_of(flow, run))  # fmt: skip
@@ -61,24 +61,27 @@ def _form_name(flow: Flow, anchor: int) -> str:
 
 
 def _steps(flow: Flow, gradients: Gradients) -> Iterator[set[int]]:
-    """Stretches of nodes that may be one step each: of one line of the program's within an optimizer, up to the end of
-    its step, else of one function after a backward pass."""
+    """What may be one step each: all that an optimizer does up to the end of its step, on whatever lines, whatever a
+    closure does in between; else a stretch of nodes of one function after a backward pass."""
+    of_optimizers: dict[int, set[int]] = {}
     found: set[int] = set()
     last: object = None
     for node in flow.nodes:
         view = flow[node]
+        if view.phase == "optimizer":
+            of_optimizers.setdefault(bisect_right(flow.graph._steps, node), set()).add(node)
+            continue
         place = view.location or ("", 0, "")
-        inside = view.phase == "optimizer"
-        step = ("optimizer", place, bisect_right(flow.graph._steps, node))
-        where = step if inside else (gradients.start(node), place[0], place[2])
+        where = gradients.start(node), place[0], place[2]
         if where != last and found:
             yield found
             found = set()
         last = where
-        if inside or gradients.start(node) >= 0:
+        if gradients.start(node) >= 0:
             found.add(node)
     if found:
         yield found
+    yield from of_optimizers.values()
 
 
 def _updates(flow: Flow, gradients: Gradients, nodes: set[int]) -> list[_Update]:
@@ -119,7 +122,7 @@ def _is_weight(flow: Flow, gradients: Gradients, origin: Source, value: Source) 
     node, output = value
     if flow.ops[node].startswith("aten::_fused_"):
         return output < len(flow[node].args[0])
-    return flow[node].phase == "optimizer" or gradients.is_stepped(origin)
+    return gradients.is_stepped(origin)
 
 
 def _is_drawn(flow: Flow, node: int) -> bool:

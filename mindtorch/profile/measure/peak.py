@@ -7,6 +7,7 @@ _ext/stretches.pxd).
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
@@ -146,6 +147,9 @@ def categories(blocks: Any, trains: bool) -> Any:
     unknown, phase, outlived = found == 0, blocks["phase"], (blocks["outlived"] & _OUTLIVED) != 0
     found[unknown & (phase == _OTHER) & (blocks["module"] == 0)] = INPUTS_AND_OTHER  # whatever it made itself
     found[unknown & (phase == _DATA)] = INPUTS_AND_OTHER
+    deep = [at for at in np.unique(blocks["location"]).tolist() if (context.location(at) or ("",))[0] == copy.__file__]
+    found[unknown & np.isin(blocks["location"], deep)] = INPUTS_AND_OTHER  # what it copies is no part of a graph
+    unknown = found == 0
     for made_in, kept in ((_BACKWARD, GRADIENTS), (_OPTIMIZER, OPTIMIZER_STATE)):
         found[unknown & (phase == made_in)] = TEMPORARIES
         found[unknown & (phase == made_in) & outlived] = kept
@@ -167,12 +171,15 @@ def largest(
     """The largest of `blocks`, those of one kind, op and line together."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     named = {sig: op(sig) for sig in np.unique(blocks["sig"]).tolist()}
+    places = {at: context.location(at) for at in np.unique(blocks["location"]).tolist()}
+    shown: dict[Any, int] = {}  # one line may have been reached by several ways
+    at_line = {at: shown.setdefault(place and place[:2], at) for at, place in places.items()}
     columns = (kinds, *(blocks[name] for name in ("sig", "module", "location")), nbytes)
     for kind, sig, module, location, size in zip(*(column.tolist() for column in columns), strict=True):
-        entry = groups.setdefault((kind, named[sig], module, location), [0, 0])
+        entry = groups.setdefault((kind, named[sig], names[module], at_line[location]), [0, 0])
         entry[0] += size
         entry[1] += 1
-    rows = [(size, n, CATEGORIES[kind], name, names[module], location)
+    rows = [(size, n, CATEGORIES[kind], name, module, location)
             for (kind, name, module, location), (size, n) in groups.items()]  # fmt: skip
     rows.sort(key=lambda row: (-row[0], *row[1:]))
     return [

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mindtorch._ext import context
+from mindtorch._ext import context, location
 from mindtorch.engine.semantics import generation, modules, phases
 from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.iterations import Iterations
@@ -44,7 +44,7 @@ class Run:
         self.generated = generation.Generated()
         self.sampling = Sampling()
         self.optimizers: dict[type, bool] = {}  # their classes, and whether torch's fused kernels take the parameters
-        self._twice = phases.twice()
+        self._twice, self._handed = phases.twice(), location.handed_on()
         self.stepped: Counter[str] = Counter()  # by stage, how many steps of optimizers began
         self.interrupted = False
         self.exit_code = 0
@@ -115,7 +115,8 @@ class Run:
         """Of the recording."""
         return {"chains": self.lines.chains, "hits": self.lines.hits(), "generated": self.generated.facts,
                 "samples": self.sampling.samples, "optimizers": self.optimizers,
-                "stepped": self.stepped, "differentiates_twice": phases.twice() > self._twice}  # fmt: skip
+                "stepped": self.stepped, "differentiates_twice": phases.twice() > self._twice,
+                "handed_on": location.handed_on() - self._handed}  # fmt: skip
 
     def _take(self, roles: list[peak.Role]) -> None:
         for held, what in roles:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Labels", "pattern_rows"]
 
-_BACKWARD = context.PHASES.index("backward")
+_BACKWARD, _OPTIMIZER = map(context.PHASES.index, ("backward", "optimizer"))
 _GRADIENT_OF = re.compile(r"(_dense)?_backward(_data)?$")
 _NAMED_OTHERWISE = {"aten::threshold": "aten::relu"}
 _ANY, _PRODUCT = "any", "product"  # op of a module
@@ -41,6 +41,12 @@ class _Label(NamedTuple):
 
     pattern: str
     place: int
+
+
+class _OfStep(NamedTuple):
+    """In place of a line: what an optimizer's step does there, beside whatever else the line does."""
+
+    line: Any
 
 
 class Labels:
@@ -72,7 +78,11 @@ class Labels:
         for sample, instances, silent in zip(samples, found, unclear, strict=True):
             graph = sample.graph
             labels: dict[int, _Label] = {}
-            keys_of = sample.keys()
+            keys_of = {
+                node: [(module, _OfStep(line), op) for module, line, op in keys]
+                if graph._phase[node] == _OPTIMIZER else keys
+                for node, keys in sample.keys().items()
+            }  # fmt: skip
             for instance in instances:
                 label = _Label(instance.pattern, numbers[instance.pattern, instance.place])
                 labels.update(dict.fromkeys(instance.nodes, label))
@@ -108,7 +118,8 @@ class Labels:
     def key(self, row: Row, op: str) -> Key:
         """What the graphs know the row by: without its line where they have no such call, as when a second loop of the
         program calls the same loss."""
-        key = row.module, context.location(row.location), op
+        line = context.location(row.location)
+        key = row.module, _OfStep(line) if row.phase == _OPTIMIZER else line, op
         return key if key in self.alike or not row.module else (row.module, _ANYWHERE, op)
 
     def patterns(self, row: Row, op: str) -> Counter[str]:
@@ -116,6 +127,8 @@ class Labels:
 
         What ran backward belongs to what its module did forward by that op, else to what it did, if that is one thing.
         """
+        if row.phase == _BACKWARD and not row.module:
+            return _NONE  # nobody knows whose it is: its line, that of the pass, may do anything else
         if found := self.of.get(self.key(row, op)):
             return found
         if row.phase == _BACKWARD:

@@ -5,8 +5,10 @@ The number follows the class: ``Net.head``, ``Net #2.head``. Paths themselves (o
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from mindtorch._ext import context
 
@@ -51,3 +53,15 @@ class Names(dict[int, str]):
     def place(self, path: int) -> tuple[int, int]:
         """Sorts siblings as the program calls them."""
         return self.order.get(path, 1 << 62), path
+
+
+def alike(models: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Those of one class and size together, as one of them with `times`, how many there are; `name`: the class."""
+    groups = Counter((_class(model), model.get("params") or 0, model.get("param_bytes")) for model in models)
+    return [{"name": name, "params": params, "param_bytes": size, "times": times}
+            for (name, params, size), times in groups.items()]  # fmt: skip
+
+
+def _class(model: Mapping[str, Any]) -> str:
+    """Its name without the number of a further one, which may be a copy."""
+    return re.sub(r" #\d+$", "", model.get("name") or "model")

@@ -15,6 +15,7 @@ from typing import Any
 from mindtorch.base.document import document
 from mindtorch.base.formats import atomic
 from mindtorch.profile.report import columns, folding, stacks
+from mindtorch.profile.report.module_names import alike
 from mindtorch.profile.report.recording import Recording
 from mindtorch.profile.report.stacks import Stacks
 
@@ -70,7 +71,9 @@ def contents(report: dict[str, Any], seen: Recording) -> dict[str, Any]:
     tree = folding.fold(folding.build(report["modules"]), totals["time_s"])
     by_module, names = stacks.by_module(seen), folding.names(tree)
     return {
-        "report": _plain({key: value for key, value in report.items() if key not in _LARGE}),
+        "report": _plain(
+            {key: value for key, value in report.items() if key not in _LARGE} | {"models": alike(report["models"])}
+        ),
         "phases": _table(report["phases"], shown(columns.PHASES), ("name",), 100),
         "modules": _modules(folding.collapse(tree), shown(columns.MODULES)),
         "ops": _table(ops, shown(columns.OPS), ("name", "category"), ROWS["op"]),

@@ -37,6 +37,7 @@ _FUSABLE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Ad
 _CALLING = 50_000  # ns of Python for one operation, modules and their hooks included, at most
 _NORMS = frozenset({"aten::_foreach_norm", "aten::linalg_vector_norm"})  # of gradients that are clipped
 _STARTS = 100_000_000  # ns that workers of a DataLoader take to start and to end, about
+_HANDED = 0.1  # of the ops: so many are no odd one of a data set's
 _FEW = 4  # calls of an optimizer's step: so few are no loop over parameters
 
 
@@ -175,6 +176,8 @@ def _launch_less(of: Looked, waiting: Iterable[Row]) -> str:
     is compiled, and not what else its class does, or the program around it."""
     fewer = "larger batches, or fewer small operations"
     if of.seen.differentiates_twice:  # AOTAutograd refuses that
+        return fewer
+    if of.seen.handed_on > _HANDED * of.report["totals"]["ops"]:  # Dynamo gives up at most such classes of tensors
         return fewer
     if not of.report["models"]:
         return f"torch.compile(step, mode='reduce-overhead'), {fewer}"  # a function of the program's
@@ -326,8 +329,12 @@ def optimizer(of: Looked) -> Said | None:
     often = of.an_iteration(calls, "operations")
     if of.forecast is not None and of.forecast.target.model is None and of.memory.get("device") == "cpu":
         return None  # of tensors that are on the CPU: there torch takes one by one what it takes together on a GPU
-    kinds = of.seen.optimizers
+    # Those around others are none of torch's: what they do beside them is no step that torch could fuse.
+    every = of.seen.optimizers
+    kinds = {kind: takes for kind, takes in every.items() if getattr(getattr(kind, "step", None), "hooked", False)}
     fusable = kinds and all(kind in _FUSABLE and takes for kind, takes in kinds.items())
+    if len(kinds) < len(every):
+        fusable = fusable and all(of.labels.patterns(row, of.op(row)).keys() == {"optimizer update"} for row in ran)
     stepped = max(of.seen.stepped.get(of.seen.reached, 0), of.steps())
     a_step = stepped / of.steps()
     if not fusable or any("_fused_" in name for name in names) or calls <= _FEW * stepped:

@@ -53,6 +53,10 @@ function sentence(parts) {
   return also.length ? `${start} ${also.join("; ").replace(/^./, (c) => c.toUpperCase())}.` : start;
 }
 
+// Those of one class and size are one row.
+const models = () => report.models || [];
+const named = (model) => (model.times > 1 ? `${model.name} ×${model.times}` : model.name);
+
 function tiles() {
   const memory = report.memory || {}, peak = memory.peak_device_bytes || totals.peak_bytes;
   const found = [];
@@ -64,7 +68,7 @@ function tiles() {
     const capacity = memory.capacity_bytes;
     add("Peak memory", bytes(peak), capacity ? `${memory.fits ? "fits" : "does not fit"} in ${bytes(capacity)}` : memory.device || "");
   }
-  if (totals.params) add("Parameters", number(totals.params), report.model ? report.model.name : "");
+  if (totals.params) add("Parameters", number(totals.params), models().length > 1 ? `of ${counted(models().reduce((sum, model) => sum + model.times, 0), "model")}` : models().map(named).join(""));
   add("Coverage", `${Math.floor(1000 * totals.coverage) / 10} %`, "of compute calls have a FLOP formula");
   if (!sized && totals.overhead_s + totals.time_s) add("Overhead", `${percent(totals.overhead_s, totals.overhead_s + totals.time_s) || 0} %`, "of recording, subtracted");
   return el("dl", { class: "tiles" }, ...found);
@@ -197,7 +201,7 @@ function runSection() {
   add(sized ? "sized for" : "ran on", `${report.device}, ${report.mode}`);
   add("with", `mindtorch ${tool.mindtorch}, torch ${tool.torch}, Python ${tool.python}`);
   for (const [name, text] of report.workload ? workloadFacts(report.workload) : []) add(name, text);
-  add("models", (report.models || []).map((model) => `${model.name}, ${counted(model.params, "parameter")}${model.param_bytes ? ` (${bytes(model.param_bytes)})` : ""}`).join("; "));
+  add("models", models().map((model) => `${named(model)}, ${counted(model.params, "parameter")}${model.param_bytes ? ` (${bytes(model.param_bytes)})` : ""}${model.times > 1 ? " each" : ""}`).join("; "));
   if (!sized) add("start-up", [["imports", startup.import_s], ["construction", startup.init_s], ["compiling", startup.compile_s]].filter((part) => part[1] > 0).map(([what, spent]) => `${seconds(spent)} ${what}`).join(", "));
   if (steps.count > 1) add("steps", `${count(steps.count)}${steps.time_s ? `, ${seconds(steps.time_s.median)} each (${seconds(steps.time_s.min)} to ${seconds(steps.time_s.max)})` : ""}${steps.warmup ? `; ${count(steps.warmup)} left out as warm-up` : ""}`);
   add("waits", Object.entries(report.waits || {}).filter(([, spent]) => spent > 0).map(([what, spent]) => `${what.replace(/_s$/, "")} ${seconds(spent)}`).join(", "));
