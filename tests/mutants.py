@@ -100,7 +100,7 @@ NEAREST = {
     "engine/record/meeting.py": "cli/test_cli_run_devices.py",
     "engine/record/meta.py": "test_meta.py",
     "engine/record/mixing.py engine/record/placed.py": "conformance/test_mixing.py test_lazy_mistakes.py",
-    "engine/record/lists.py": "remote/test_spread.py",
+    "engine/record/lists.py": "remote/test_placing.py remote/test_spread.py",
     "engine/record/sequences.py engine/record/seen.py": "test_lazy_sequences.py",
     "engine/record/*": "test_lazy_layouts.py test_lazy_mistakes.py test_lazy_late_errors.py test_lazy_operators.py",
     "engine/remote/cuts.py": "remote/test_cuts.py remote/test_placing.py",

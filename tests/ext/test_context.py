@@ -8,6 +8,7 @@ import torch
 
 from mindtorch._ext import context, location
 from mindtorch.engine import semantics
+from mindtorch.engine.semantics import generation
 
 
 @pytest.fixture(autouse=True)
@@ -269,3 +270,36 @@ def test_L12_a_thread_that_ends_gives_its_log_back():
         thread.join()
     # A thread's end is noticed a moment after join(); without reuse there would be 40 more logs of 3 kB.
     assert context.table_bytes() <= few + 10_000
+
+
+def test_L12_who_follows_generation_is_told_of_a_call_as_it_was_made():
+    class Takes(torch.nn.Module):
+        def forward(self, *given, **named):
+            return len(given) + len(named)
+
+    net, told = Takes(), []
+    context.follow_generation(lambda *call: told.append(call) or context.CANDIDATE, lambda *ended: told.append(ended))
+    try:
+        with torch.no_grad():
+            assert (net(), net("a"), net("a", "b", c="d", e="f")) == (0, 1, 4)
+    finally:
+        generation.install()
+    assert told == [
+        (net, (), {}),
+        (net, 0),
+        (net, ("a",), {}),
+        (net, 1),
+        (net, ("a", "b"), {"c": "d", "e": "f"}),
+        (net, 4),
+    ]
+
+
+def test_L12_only_paths_that_exist_can_be_asked_about():
+    last = context.intern_path(0, "Last", "Class")
+    while last + 1 < context.path_count():
+        last += 1
+    assert context.module_path(0) == "" and context.path_name(last) and context.path_class(last) is not None
+    for ask in (context.path_parent, context.path_root, context.path_name, context.path_class):
+        for bad in (0, -1, last + 1):
+            with pytest.raises(IndexError, match=f"expected an id in 1..{last}, got {bad}"):
+                ask(bad)
