@@ -103,7 +103,7 @@ NEAREST = {
     "engine/record/lists.py": "remote/test_placing.py remote/test_spread.py",
     "engine/record/sequences.py engine/record/seen.py": "test_lazy_sequences.py",
     "engine/record/*": "test_lazy_layouts.py test_lazy_mistakes.py test_lazy_late_errors.py test_lazy_operators.py",
-    "engine/remote/cuts.py": "remote/test_cuts.py remote/test_placing.py",
+    "engine/remote/cuts.py": "remote/test_cut_numbers.py remote/test_cuts.py remote/test_placing.py",
     "engine/remote/placing.py engine/remote/division.py engine/remote/unplaced.py": "remote/test_placing.py",
     "engine/remote/spread.py": "remote/test_spread.py",
     "engine/remote/checks.py engine/remote/functions.py engine/remote/wire.py": "remote/test_wire.py"
