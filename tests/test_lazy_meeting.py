@@ -112,6 +112,13 @@ def test_C9_batch_sizes_of_packed_sequences_stay_plain() -> None:
     assert torch.equal(net(packed)[0].data.cpu(), expected)
 
 
+@pytest.mark.parametrize("index", [0, 1])
+def test_C9_plain_tensors_come_to_sparse_ones_on_the_device(index: int) -> None:
+    sparse = torch.eye(2).to(f"remote_accelerator:{index}").to_sparse()
+    got = torch.sparse.mm(sparse, torch.ones(2, 2))
+    assert got.device == torch.device("remote_accelerator", index) and got.tolist() == [[1, 1], [1, 1]]
+
+
 @pytest.mark.parametrize("odd", ["sparse", "subclass", "meta"])
 def test_C9_what_is_no_plain_tensor_stays_where_it_is(odd: str) -> None:
     class Mine(Tensor):
