@@ -71,7 +71,7 @@ NEAREST = {
     "_ext/paths.pyx": "semantics profile/test_owners.py",
     "_ext/pool.pyx": "npu/test_streams.py npu/test_events.py npu/test_memory.py",
     "_ext/registry.pyx": "test_lazy_operators.py test_lazy_surroundings.py",
-    "_ext/replay.pyx": "test_execute.py test_lazy_autograd_writes.py test_failures.py",
+    "_ext/replay.pyx": "test_execute.py test_lazy_autograd_writes.py test_failures.py test_cache.py test_passes.py",
     "_ext/rowtable.pyx": "profile/test_rows.py profile/test_times.py profile/test_report.py",
     "_ext/sampler.pyx": "profile/test_waiting.py profile/test_lines.py",
     "_ext/signals.pyx": "test_signals.py",
@@ -98,6 +98,8 @@ NEAREST = {
     "engine/record/handlers.py": "test_lazy_tensor.py test_lazy_methods.py test_lazy_storage.py"
     " test_lazy_late_errors.py test_lazy_operators.py test_lazy_autograd.py estimate/test_known.py",
     "engine/record/meeting.py": "test_lazy_meeting.py cli/test_cli_run_devices.py",
+    "engine/record/intercept.py": "test_lazy_function_entries.py test_lazy_tensor.py test_lazy_transforms.py"
+    " test_lazy_operators.py test_lazy_modes.py",
     "engine/record/meta.py": "test_meta.py",
     "engine/record/mixing.py engine/record/placed.py": "conformance/test_mixing.py test_lazy_mistakes.py",
     "engine/record/lists.py": "remote/test_placing.py remote/test_spread.py",
