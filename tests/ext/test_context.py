@@ -303,3 +303,30 @@ def test_L12_only_paths_that_exist_can_be_asked_about():
         for bad in (0, -1, last + 1):
             with pytest.raises(IndexError, match=f"expected an id in 1..{last}, got {bad}"):
                 ask(bad)
+
+
+def test_L9_lines_and_paths_are_found_again_in_tables_that_have_grown():
+    """Where they collide, too: the tables are searched as they were filled, and filled anew as they grew."""
+    source = "".join(
+        f"def f{k}(here):\n    first = here()\n    return first, here(), here(\n    )\n" for k in range(700)
+    )
+    made: dict = {}
+    exec(compile(source, "grown.py", "exec"), made)
+    functions = [made[f"f{k}"] for k in range(700)]
+    found = [function(location.get_location) for function in functions]
+    count = location.location_count()
+    assert [function(location.get_location) for function in functions] == found
+    assert location.location_count() == count
+    for k, ids in enumerate(found):
+        lines = [4 * k + 2, 4 * k + 3, 4 * k + 3]
+        assert [location.location(each) for each in ids] == [("grown.py", line, f"f{k}") for line in lines]
+
+    parents = [context.intern_path(0, f"Grown{k}", "Grown") for k in range(50)]
+    paths = [context.intern_path(parent, f"layer{k}", "Layer") for parent in parents for k in range(40)]
+    count = context.path_count()
+    assert [context.intern_path(parent, f"layer{k}", "Layer") for parent in parents for k in range(40)] == paths
+    assert context.path_count() == count and len(set(paths)) == 2000
+    for k, path in enumerate(paths):
+        assert context.module_path(path) == f"Grown{k // 40}.layer{k % 40}"
+        assert context.path_parent(path) == context.path_root(path) == parents[k // 40]
+        assert (context.path_name(path), context.path_class(path)) == (f"layer{k % 40}", "Layer")
