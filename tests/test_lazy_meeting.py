@@ -47,7 +47,10 @@ CASES: dict[str, tuple[str, Program]] = {
     "into a plain view": ("p", lambda here, plain: (plain[1].mul_(here[1]), plain)[1]),
     "put into plain": ("p", lambda here, plain: (plain.__setitem__(0, here[1]), plain)[1]),
     "put into plain, by ours": ("p", lambda here, plain: (plain.__setitem__(here > 1, 5.0), plain)[1]),
-    "put into plain, by ours, ours": ("p", lambda here, plain: plain.index_put_((here[0].long().clamp(0, 1),), here[0])),
+    "put into plain, by ours, ours": (
+        "p",
+        lambda here, plain: plain.index_put_((here[0].long().clamp(0, 1),), here[0]),
+    ),
     "put into ours": ("d", lambda here, plain: (here.__setitem__(0, plain[1]), here)[1]),
     "put into ours, by plain": ("d", lambda here, plain: (here.__setitem__(plain > 1, 5.0), here)[1]),
     "out of plain": ("p", lambda here, plain: plain[here > 1]),
