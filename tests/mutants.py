@@ -184,9 +184,9 @@ def mutants(path: str) -> Iterator[Mutant]:
         # A cast or a pointer is none of the operators; `is not` and `not in` are told as one by others.
         binary = before.isidentifier() or before[-1:] in ")]}\"'" or before.isdigit()
         binary &= before not in ("noexcept", "nogil")
-        if new is not None and not declares and (token.type != tokenize.OP or binary) and before != "is":
-            if token.string != "not" or not whole[token.end[1] :].lstrip().startswith("in "):
-                yield Mutant(path, token.start[0], token.start[1], token.string, new)
+        declares |= before == "is" or (token.string == "not" and whole[token.end[1] :].lstrip().startswith("in "))
+        if new is not None and not declares and (token.type != tokenize.OP or binary):
+            yield Mutant(path, token.start[0], token.start[1], token.string, new)
         if token.type not in (tokenize.NL, tokenize.COMMENT):
             before, two_before = token.string, before
 

@@ -20,7 +20,7 @@ def record(module: int, takes: Sequence[int], makes: Makes, writes: Sequence[int
 
 
 def chain(limits: Sequence[int], layers: int = 4, held: Sequence[int] | None = None, **other: Any) -> Work:
-    """Layer k has 100 bytes of weights, which are slot 10 + k, and makes 10 bytes, slot 20 + k, of what is before it."""
+    """Layer k has 100 bytes of weights, slot 10 + k, and makes 10 bytes, slot 20 + k, of what was made before it."""
     made: dict[str, Any] = {
         "records": [record(k + 1, [20 + k - 1, 10 + k], [(20 + k, 10)]) for k in range(layers)],
         "paths": {k + 1: f"Net.{k}" for k in range(layers)},
@@ -146,7 +146,7 @@ def test_R5_the_cheapest_cuts_are_found_that_fit(more: float) -> None:
 def test_R5_units_fill_one_worker_after_the_other() -> None:
     for seed in range(200):
         case = Case(seed)
-        at = {unit: worker for unit, worker in case.pinned.items()}
+        at = dict(case.pinned)
 
         def left(worker: int, case: Case = case, at: dict[int, int] = at) -> list[int]:
             used = [[case.memory[unit][t] for unit, other in at.items() if other == worker] for t in range(2)]
