@@ -102,7 +102,8 @@ NEAREST = {
     "engine/record/handlers.py": "test_lazy_tensor.py test_lazy_methods.py test_lazy_storage.py"
     " test_lazy_late_errors.py test_lazy_operators.py test_lazy_autograd.py estimate/test_known.py",
     "engine/record/meeting.py": "test_lazy_meeting.py cli/test_cli_run_devices.py",
-    "engine/record/intercept.py": "test_lazy_function_entries.py test_lazy_tensor.py test_lazy_transforms.py"
+    "engine/record/intercept.py": "test_lazy_function_entries.py test_lazy_meeting.py test_lazy_tensor.py"
+    " test_lazy_transforms.py"
     " test_lazy_operators.py test_lazy_modes.py",
     "engine/record/meta.py": "test_meta.py",
     "engine/record/mixing.py engine/record/placed.py": "conformance/test_mixing.py test_lazy_mistakes.py",
