@@ -39,7 +39,7 @@ import torch  # noqa: F401
 ROOT = Path(__file__).resolve().parent.parent
 #: What is changed, and the tests that are near it, quick ones first: the first that fits counts.
 NEAREST = {
-    "_ext/acl*.pyx": "npu/test_binding.py npu/test_aclnn.py npu/test_aclnn_calls.py",
+    "_ext/acl*.pyx": "npu/test_binding.py npu/test_aclnn.py npu/test_aclnn_calls.py npu/test_deterministic.py",
     "_ext/allocator.pyx": "npu/test_memory.py",
     "_ext/attributes.pyx": "test_lazy_tensor.py test_lazy_plain_programs.py",
     "_ext/balance.pyx": "profile/test_memory.py profile/test_peak.py",
