@@ -247,3 +247,15 @@ def test_S5_metadata_and_calls_are_found_again_in_tables_that_are_nearly_full() 
     held += [torch.empty(0, i, device=LAZY) for i in range(5000)]
     assert main.interner.counts() == (metas, calls + 5000), "equal calls"
     assert [tuple(t.shape) for t in held] == [(0, i) for i in range(5000)] * 3
+
+
+def test_S5_a_long_chain_that_nobody_reads_dies_at_once_and_without_recursion() -> None:
+    before = main.counters()
+    x = torch.ones(2, device=LAZY)
+    for _ in range(200_000):
+        x = x + 1
+    assert main.counters()["pending"] - before["pending"] == 200_001
+    del x
+    after = main.counters()
+    assert (after["pending"], after["values"]) == (before["pending"], before["values"])
+    assert after["dropped"] - before["dropped"] == 200_001
