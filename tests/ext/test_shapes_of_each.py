@@ -100,8 +100,8 @@ for _n in (1, 2, 3):
     CASES[f"conv{_n}d"] = [(_x, _w), (_x, _w, torch.ones(6), 2, 1, 1, 1), _groups]
     _w = torch.ones(4, 6, *_three)
     CASES[f"conv_transpose{_n}d"] = [(_x, _w), (_x, _w, torch.ones(6), 2, 1, 1, 1, 1)]
-    CASES[f"avg_pool{_n}d"] = [(_x, 2), (_x, _three, 2, 1, True)]
-    CASES[f"max_pool{_n}d"] = [(_x, 2), (_x, _three, 2, 1, 1, True)]
+    CASES[f"avg_pool{_n}d"] = [(_x, 2), (_x, _three, 2, 1, True), (_x, 2, 2, 0, False, True, None)]
+    CASES[f"max_pool{_n}d"] = [(_x, 2), (_x, _three, 2, 1, 1, True), (_x, 2, 2, 0, 1, False, False)]
 
 
 def eager(name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
