@@ -504,7 +504,7 @@ cdef int release(Unit *unit) noexcept nogil:
             _insert(piece)
         pthread_mutex_unlock(&unit.lock)
         if code == 0:
-            code = 0 if failed == 0 else failed
+            code = failed
     return code
 
 

@@ -130,3 +130,17 @@ def test_S3_rules_of_classes_are_asked() -> None:
             assert find(op, cls)().tolist() == [1, 1]
         assert op(ruled).tolist() == [1, 1]
     assert find(torch.ops.aten.add.Tensor, type(y)) is None
+
+
+def test_S1_lists_may_be_empty_and_arguments_none_at_all() -> None:
+    x, y = pair()
+    for function in (torch.cat, torch.stack):
+        assert function([y]).cpu().equal(function([x])) and function((y, y)).cpu().equal(function((x, x)))
+        emptied = [y]
+        emptied.pop()
+        for given in (([],), ([], 0), (emptied,), ((),)):
+            with pytest.raises((RuntimeError, ValueError), match="non-empty"):
+                function(*given)
+        for given, why in ((([None],), "element 0 in argument 0, but got NoneType"), ((), "missing 1 required")):
+            with pytest.raises(TypeError, match=why):
+                function(*given)

@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: F401
 
+from mindtorch.devices import mode
+
 LAZY = "remote_accelerator:0"
 FUNCTIONS = torch.overrides.get_testing_overrides()
 
@@ -183,3 +185,25 @@ def test_L1_who_has_a_function_of_torchs() -> None:
         given = (x,), (x, Duck()), (Duck(),), (), (x.as_subclass(Sub),)
         has = [torch.overrides.has_torch_function(some) for some in given]
         assert has == [False, True, True, False, True]
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2,), (0, 3), (2, 0), (2, 3)])
+def test_L3_what_is_printed_names_what_torch_names(shape: tuple[int, ...]) -> None:
+    """And the device, unless it is the default one, as torch does not name the CPU."""
+    floats, others = (torch.float32, torch.float64, torch.complex64, torch.complex128), (torch.int64, torch.int32)
+    for dtype in (*floats, *others, torch.bool):
+        plain = torch.ones(shape, dtype=dtype)
+        for default in (None, 0, 1):
+            for index in (0, 1):
+                place = f",device='remote_accelerator:{index}'"
+                with mode.enter(default=default):
+                    printed = "".join(repr(plain.to(f"remote_accelerator:{index}")).split())
+                assert printed.count(place) == (index != default), (dtype, default)
+                assert printed.replace(place, "") == "".join(repr(plain).split()), (dtype, default)
+
+
+def test_L3_what_is_printed_names_how_it_was_made() -> None:
+    x = torch.ones(2, requires_grad=True)
+    for mine in (lambda t: t * 2, lambda t: t, lambda t: (t * 2).detach()):
+        printed = repr(mine(x.detach().to(LAZY).requires_grad_()))
+        assert printed.replace(f", device='{LAZY}'", "") == repr(mine(x))

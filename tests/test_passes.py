@@ -284,3 +284,38 @@ def test_L13_only_forms_that_are_the_same_share_their_steps() -> None:
             if kept is not None:
                 kept.add_(1)
                 assert a.tolist() == x.exp().tolist() != kept.tolist()
+
+
+def test_L13_a_graph_numbers_values_as_they_come_and_owners_of_storages_after_the_first_on_them() -> None:
+    seen: list[Any] = []
+
+    class Looks(Pass):
+        name = "looks"
+
+        def run(self, graph: SegmentGraph) -> None:
+            seen.append([(call.op, *call.inputs, *call.outputs) for call in graph.calls])
+            seen.append([value.storage for value in graph.values])
+            seen.append([value.number for value in graph.values if value.kept])
+
+    x = torch.linspace(-2, 2, 12).reshape(3, 4).to(LAZY)
+    other, view, inner = torch.ones(3).to(LAZY), x[1:], x[1:][1]
+    mindtorch.flush("test")
+    with using(Looks(), after=1):
+        first = (view + 1).sum(0) * other[0]
+        second = inner.exp() + x.t()[0, 1]
+        mindtorch.flush("test")
+    plain = x.cpu()
+    same([first, second], [(plain[1:] + 1).sum(0), plain[2].exp() + plain[1, 0]])
+    calls, storages, kept = seen
+    assert calls == [
+        ("aten::add", 0, 2),  # 0 is the view, 1 what it is a view of
+        ("aten::sum", 2, 3),
+        ("aten::select", 4, 5),
+        ("aten::mul", 3, 5, 6),
+        ("aten::exp", 7, 8),
+        ("aten::t", 1, 9),
+        ("aten::select", 9, 10),
+        ("aten::select", 10, 11),
+        ("aten::add", 8, 11, 12),
+    ]
+    assert storages == [1, 1, 2, 3, 4, 4, 6, 1, 8, 1, 1, 1, 12] and kept == [0, 1, 4, 6, 7, 12]

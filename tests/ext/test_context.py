@@ -8,6 +8,7 @@ import torch
 
 from mindtorch._ext import context, location
 from mindtorch.engine import semantics
+from mindtorch.engine.semantics import generation
 
 
 @pytest.fixture(autouse=True)
@@ -269,3 +270,63 @@ def test_L12_a_thread_that_ends_gives_its_log_back():
         thread.join()
     # A thread's end is noticed a moment after join(); without reuse there would be 40 more logs of 3 kB.
     assert context.table_bytes() <= few + 10_000
+
+
+def test_L12_who_follows_generation_is_told_of_a_call_as_it_was_made():
+    class Takes(torch.nn.Module):
+        def forward(self, *given, **named):
+            return len(given) + len(named)
+
+    net, told = Takes(), []
+    context.follow_generation(lambda *call: told.append(call) or context.CANDIDATE, lambda *ended: told.append(ended))
+    try:
+        with torch.no_grad():
+            assert (net(), net("a"), net("a", "b", c="d", e="f")) == (0, 1, 4)
+    finally:
+        generation.install()
+    assert told == [
+        (net, (), {}),
+        (net, 0),
+        (net, ("a",), {}),
+        (net, 1),
+        (net, ("a", "b"), {"c": "d", "e": "f"}),
+        (net, 4),
+    ]
+
+
+def test_L12_only_paths_that_exist_can_be_asked_about():
+    last = context.intern_path(0, "Last", "Class")
+    while last + 1 < context.path_count():
+        last += 1
+    assert context.module_path(0) == "" and context.path_name(last) and context.path_class(last) is not None
+    for ask in (context.path_parent, context.path_root, context.path_name, context.path_class):
+        for bad in (0, -1, last + 1):
+            with pytest.raises(IndexError, match=f"expected an id in 1..{last}, got {bad}"):
+                ask(bad)
+
+
+def test_L9_lines_and_paths_are_found_again_in_tables_that_have_grown():
+    """Where they collide, too: the tables are searched as they were filled, and filled anew as they grew."""
+    source = "".join(
+        f"def f{k}(here):\n    first = here()\n    return first, here(), here(\n    )\n" for k in range(700)
+    )
+    made: dict = {}
+    exec(compile(source, "grown.py", "exec"), made)
+    functions = [made[f"f{k}"] for k in range(700)]
+    found = [function(location.get_location) for function in functions]
+    count = location.location_count()
+    assert [function(location.get_location) for function in functions] == found
+    assert location.location_count() == count
+    for k, ids in enumerate(found):
+        lines = [4 * k + 2, 4 * k + 3, 4 * k + 3]
+        assert [location.location(each) for each in ids] == [("grown.py", line, f"f{k}") for line in lines]
+
+    parents = [context.intern_path(0, f"Grown{k}", "Grown") for k in range(50)]
+    paths = [context.intern_path(parent, f"layer{k}", "Layer") for parent in parents for k in range(40)]
+    count = context.path_count()
+    assert [context.intern_path(parent, f"layer{k}", "Layer") for parent in parents for k in range(40)] == paths
+    assert context.path_count() == count and len(set(paths)) == 2000
+    for k, path in enumerate(paths):
+        assert context.module_path(path) == f"Grown{k // 40}.layer{k % 40}"
+        assert context.path_parent(path) == context.path_root(path) == parents[k // 40]
+        assert (context.path_name(path), context.path_class(path)) == (f"layer{k % 40}", "Layer")

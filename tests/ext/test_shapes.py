@@ -455,8 +455,17 @@ def test_M3_what_it_does_not_know_is_left_to_torch():
         ("aten::cat", ([],), {}),
         ("aten::cat", (x,), {}),
         ("aten::sum", (x, 1 << 80), {}),
+        ("aten::avg_pool1d", (x, 2, 2, 0, False, True, 0), {}),
+        ("aten::avg_pool1d", (x, 2), {"divisor_override": 0}),
+        ("aten::avg_pool1d", (x, 2), {"count_include_pad": 1}),
+        ("aten::avg_pool1d", (x, 2), {"ceil_mode": 1}),
+        ("aten::max_pool1d", (x, 2), {"return_indices": True}),
+        ("aten::max_pool1d", (x, 2), {"return_indices": 1}),
+        ("aten::max_pool1d", (x, 2), {"ceil_mode": None}),
     ):
         assert shapes.infer(name, args, kwargs) is None, name
+    assert shapes.infer("aten::avg_pool1d", (x, 2), {"count_include_pad": False, "ceil_mode": True}) is not None
+    assert shapes.infer("aten::max_pool1d", (x, 2), {"return_indices": False, "ceil_mode": False}) is not None
 
 
 def test_M3_nonsense_is_survived():

@@ -236,3 +236,26 @@ def test_L12_only_candidates_get_the_phase_that_they_turned_out_to_be() -> None:
     phases = [context.phase_name(main.describe(seq)[3]) for seq in range(before, lazy.position())]
     assert phases == ["forward", "other", "decode", "other"], "a candidate from before is none of these"
     assert [t.tolist() for t in made] == [[2.0, 2.0], [2.0, 2.0], [2.0, 2.0], [-2.0, -2.0]]
+
+
+def test_S5_metadata_and_calls_are_found_again_in_tables_that_are_nearly_full() -> None:
+    """Where they collide, too: the tables are searched as they were filled, and filled anew as they grew."""
+    held = [torch.empty(0, i, device=LAZY) for i in range(5000)]
+    metas, calls = main.interner.counts()
+    held += [torch.zeros(0, i, device=LAZY) for i in range(5000)]
+    assert main.interner.counts() == (metas, calls + 5000), "equal metadata of other calls"
+    held += [torch.empty(0, i, device=LAZY) for i in range(5000)]
+    assert main.interner.counts() == (metas, calls + 5000), "equal calls"
+    assert [tuple(t.shape) for t in held] == [(0, i) for i in range(5000)] * 3
+
+
+def test_S5_a_long_chain_that_nobody_reads_dies_at_once_and_without_recursion() -> None:
+    before = main.counters()
+    x = torch.ones(2, device=LAZY)
+    for _ in range(200_000):
+        x = x + 1
+    assert main.counters()["pending"] - before["pending"] == 200_001
+    del x
+    after = main.counters()
+    assert (after["pending"], after["values"]) == (before["pending"], before["values"])
+    assert after["dropped"] - before["dropped"] == 200_001

@@ -284,3 +284,10 @@ def test_N5_missing_operations_are_just_not_there(monkeypatch: pytest.MonkeyPatc
     assert device.run("aten::gelu", torch.ones(2)) is NotImplemented  # it computes the approximation
     expected = torch.nn.functional.gelu(torch.ones(2), approximate="tanh")
     same(device.run("aten::gelu", torch.ones(2), approximate="tanh"), expected, False)
+
+
+@pytest.mark.parametrize(("most", "more"), [("T" * 18, "T" * 19), ("T" * 18 + "dd", "T" * 19 + "dd"), ("dd", "ddd")])
+def test_N5_an_operations_parameters_are_declared_up_to_what_a_call_holds(most: str, more: str) -> None:
+    aclnn.declare({"NoSuchOperation": most})
+    with pytest.raises(ValueError, match=r"\[aclnnNoSuchOperation\] expected at most 18 parameters and 2 doubles"):
+        aclnn.declare({"NoSuchOperation": more})

@@ -284,3 +284,19 @@ def test_N7_pool_says_when_it_is_initialized(in_npu_process):
     )  # fmt: skip
     assert said == "False 5 False True\n"
     assert pool.in_bad_fork() is False
+
+
+def test_N1_libraries_of_operators_are_looked_for_once_whoever_asks_first(in_npu_program, tmp_path):
+    code = """
+        import os, mindtorch
+        from mindtorch._ext import acl
+        print(acl.operator_libraries(), acl.closed_operator_libraries())
+        mindtorch.npu.init()
+        found = acl.operator_libraries()
+        names = [os.path.basename(each) for each in found]
+        print(names, acl.symbol("aclnnNoSuchOperation"), acl.operator_libraries() == found)
+    """
+    assert in_npu_program(code, path=acl_library.build_split(tmp_path)).splitlines() == [
+        "() ()",
+        "['libopapi_math.so', 'libopapi_nn.so'] 0 True",
+    ]

@@ -288,3 +288,17 @@ def test_L7_threads_that_begin_at_once_upload_and_read(after_torch: Callable[...
         print(wrong)
     """
     assert after_torch(code).stdout == "[]\n"
+
+
+def test_R1_sparse_results_come_in_parts_that_share_what_they_shared(
+    elsewhere: RemoteExecutor, same_as_eager: Callable[..., None]
+) -> None:
+    def program(device: str) -> object:
+        x = torch.tensor([[0.0, 2, 0, 0], [3, 0, 0, 1], [0, 0, 0, 0], [4, 0, 5, 0]]).to(device)
+        made = [x.to_sparse(), x.to_sparse_csr(), x.to_sparse_csc(), x.to_sparse_bsr(2), x.to_sparse_bsc(2)]
+        indices, values = torch.tensor([[0, 2], [1, 0]]).to(device), torch.ones(2).to(device)
+        shares = torch.sparse_coo_tensor(indices, values, (3, 3))
+        values.mul_(7)
+        return [t.to_dense() for t in (*made, shares)], [t.values() for t in made[1:]], made[0].coalesce().indices()
+
+    same_as_eager(program)

@@ -406,3 +406,16 @@ def test_R5_where_a_record_runs() -> None:
     assert places((0, [], [], [5]), (0, [5], [], [6]), (0, [9], [], [8]), (7, [6, 8], [], [])) == ([0] * 4, [])
     assert places((0, [], [], [5]), (0, [5], [5], []), (0, [2, 5], [], [])) == ([2, 2, 2], [])
     assert places((0, [], [], [3]), (0, [3], [], [4])) == ([16, 16], [])  # nothing decides about 16 bytes
+
+
+@pytest.mark.parametrize("unused", [0, 1, 100])
+def test_R5_a_program_stays_on_one_worker_up_to_its_last_byte(unused: int) -> None:
+    """Of its weights, what it makes, and what else waits there for a reader."""
+    needs = 4 * (16 * 16 + 2 * 8 * 16 + 1 + unused)
+    for limit in (needs - 1, needs):
+        with using(over(2, limit)) as executor, torch.no_grad():
+            net, x = nn.Linear(16, 16, bias=False).to(DEVICE), torch.ones(8, 16).to(DEVICE)
+            other = torch.ones(unused).to(DEVICE)
+            total = net(x).sum().item()
+            assert (executor._workers is None) == (limit == needs)
+            assert other.sum().item() == unused and total == pytest.approx(8 * net.weight.cpu().sum().item(), rel=1e-4)

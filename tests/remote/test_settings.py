@@ -81,6 +81,8 @@ def test_R1_what_is_told_is_what_has_changed_and_can_be_set() -> None:
             lambda: torch.use_deterministic_algorithms(True, warn_only=True),
             [("_set_deterministic_algorithms", (True, True))],
         ),
+        (lambda: torch.use_deterministic_algorithms(True), [("_set_deterministic_algorithms", (True, False))]),
+        (lambda: torch.set_warn_always(True), [("_set_warnAlways", True)]),
     ):
         before = [(name, known[name]) for name, _value in told]
         change()
@@ -122,3 +124,46 @@ def test_R1_settings_go_along_in_the_message_of_the_calls_that_they_matter_to(sh
     finally:
         torch.set_default_dtype(torch.float32)
         mindtorch.set_executor(previous)
+
+
+@pytest.mark.usefixtures("as_it_was")
+def test_R1_each_setting_that_is_on_or_off_can_be_set_by_itself() -> None:
+    table = mirrored(cuda=True)
+    for name, get, change in table:
+        if type(value := get()) is bool and name != "_set_cpu_allow_fp16_reduced_precision_reduction":  # some cannot
+            others = [each for each in table if each.name not in (name, ambient._LEGACY) and "32" not in each.name]
+            before = [each.get() for each in others]
+            change(not value)
+            assert get() is not value and [each.get() for each in others] == before, name
+            change(value)
+
+
+@pytest.mark.usefixtures("as_it_was")
+@pytest.mark.parametrize(
+    ("setter", "same", "other"),
+    [
+        ("_set_default_dtype", [(torch.float32,)], [(torch.float64,), ("float32",), ()]),
+        ("_set_default_tensor_type", [(torch.FloatTensor,)], [(torch.DoubleTensor,), (3,)]),
+        ("set_num_threads", [(1,)], [(2,), (), (1, 1)]),
+        ("set_flush_denormal", [(False,)], [(True,), ()]),
+        ("_set_deterministic_algorithms", [(False,), (False, False)], [(True,), (False, True), (True, False), ()]),
+        ("_set_check_sparse_tensor_invariants", [(False,)], [(True,), ()]),
+        ("_set_mkldnn_enabled", [(True,)], [(False,)]),
+        ("_set_fp32_precision_setter", [("generic", "all", "none")], [("generic", "all", "ieee"), ("generic",)]),
+        ("_set_float32_matmul_precision", [], [("highest",), ("high",)]),
+    ],
+)
+def test_L7_setters_are_known_to_change_something(setter: str, same: list[tuple], other: list[tuple]) -> None:
+    """What is pending runs before something changes, or may have, and not before that."""
+    (setting,) = [each for each in TABLE if each.setter == setter]
+    torch.set_num_threads(1)
+    assert [setting.changes(args, {}) for args in same] == [False] * len(same)
+    assert [setting.changes(args, {}) for args in other] == [True] * len(other)
+
+
+def test_L7_setters_arguments_may_have_names() -> None:
+    (setting,) = [each for each in TABLE if each.setter == "_set_deterministic_algorithms"]
+    assert [setting.changes((False,), {"warn_only": on}) for on in (False, True)] == [False, True]
+    assert setting.changes((), {"mode": False}) is False and setting.changes((), {"mode": True}) is True
+    (threads,) = [each for each in TABLE if each.setter == "set_num_threads"]
+    assert threads.changes((), {"nthreads": torch.get_num_threads()}) is True, "nobody looks at their names"

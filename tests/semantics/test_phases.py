@@ -8,6 +8,7 @@ import torch
 
 from mindtorch._ext import context
 from mindtorch.engine import semantics
+from mindtorch.engine.semantics import phases
 from mindtorch.profile import Profiler
 from mindtorch.profile.estimate.estimator import Estimator
 
@@ -412,3 +413,19 @@ def test_L12_what_a_block_begins_with_is_no_loss_of_the_block_before(block):
             model(torch.ones(1, 2)).sum()
             assert context.phase_name(context.get_phase()) == "forward"
         assert context.get_phase() == other
+
+
+def test_L12_backward_passes_that_are_differentiated_themselves_are_counted(tracked):
+    x = torch.ones(2, requires_grad=True)
+
+    def added(run) -> int:
+        before = phases.twice()
+        run(x.square().sum())
+        return phases.twice() - before
+
+    assert added(lambda y: y.backward()) == added(lambda y: torch.autograd.grad(y, x)) == 0
+    assert added(lambda y: y.backward(create_graph=True)) == 1
+    assert added(lambda y: torch.autograd.grad(y, x, create_graph=True)) == 1
+    assert added(lambda y: [y.backward(torch.ones(()), True, True), y.backward()]) == 1
+    assert added(lambda y: [torch.autograd.grad(y, x, None, None, True) for _ in range(3)]) == 3
+    x.grad = None

@@ -38,7 +38,6 @@ __all__ = [
     "run_whole",
     "show_log",
 ]
-_ATTENTION = "aten::scaled_dot_product_attention"
 
 
 # ---- describe --------------------------------------------------------------------------------------------------------
@@ -48,13 +47,12 @@ def describe(func: Any, dispatch: bool) -> Any:
         return _describe_overload(func)
     name = _name(func)
     if not dispatch and name is not None and _can_record_whole(func, name):
-        guard = _default_attention if name == _ATTENTION else lists.guard(name)
         whole = (row := ops.about(name)).whole or row.values_backward
         return _intern.OpInfo(
             func,
             name,
             _intern.RECORD,
-            handler=guard,
+            handler=lists.guard(name),
             whole=whole,
             writes=("out",) if whole else (),
             pointwise=any(torch.Tag.pointwise in o.tags for o in schema.overloads(name)),
@@ -72,8 +70,6 @@ def describe(func: Any, dispatch: bool) -> Any:
         and not in_place
         and (func is torch.Tensor.__getitem__ or ops.about(plain_name).tag == "view"),
     )
-    if plain_name == _ATTENTION and not dispatch:  # never recorded whole, as it may draw; without dropout it does not
-        info.copies, info.handler = True, _default_attention
     if kind == _intern.PASS and ops.about(plain_name).values_backward:
         info.kind, info.handler = _intern.HANDLER, functools.partial(_checked, info)
     return info
@@ -82,11 +78,6 @@ def describe(func: Any, dispatch: bool) -> Any:
 def _checked(info: Any, args: tuple, kwargs: dict) -> Any:
     mixed_devices(info, args, kwargs)
     return with_values_backward(info, args, kwargs)
-
-
-def _default_attention() -> bool:
-    # With other kernels chosen (torch.nn.attention.sdpa_kernel), torch itself must pick when the op is recorded.
-    return torch._C._get_flash_sdp_enabled() and torch._C._get_math_sdp_enabled()
 
 
 def _name(func: Any) -> str | None:

@@ -1,0 +1,188 @@
+"""R5: the numbers of plans, of segments that are written down here: the best cuts by trying all, memory to the byte."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mindtorch.engine.remote.cuts import Costs, Plan, Work, _Units, on_one, plans, roomiest
+
+Makes = Sequence[tuple[int, int]]
+
+
+def record(module: int, takes: Sequence[int], makes: Makes, writes: Sequence[int] = (), device: int = 0) -> Any:
+    return module, 0, -1, device, False, takes, writes, makes
+
+
+def chain(limits: Sequence[int], layers: int = 4, held: Sequence[int] | None = None, **other: Any) -> Work:
+    """Layer k has 100 bytes of weights, slot 10 + k, and makes 10 bytes, slot 20 + k, of what was made before it."""
+    made: dict[str, Any] = {
+        "records": [record(k + 1, [20 + k - 1, 10 + k], [(20 + k, 10)]) for k in range(layers)],
+        "paths": {k + 1: f"Net.{k}" for k in range(layers)},
+        "homes": {},
+        "nbytes": {19: 10, **{10 + k: 100 for k in range(layers)}},
+        "grows": {},
+        "stays": {20 + layers - 1},
+        "generator": 0,
+        "limits": limits,
+        "held": held or [0] * len(limits),
+        **other,
+    }
+    return Work(**made)
+
+
+def test_R5_memory_is_counted_to_the_byte() -> None:
+    alone = on_one(chain([1000, 1000]))
+    # The input and the weights stay; of what layers make, two are there at once.
+    assert (alone.memory, alone.moved, alone.messages, alone.seconds, alone.used) == ([430, 0], 0, 0, 0, 1)
+    assert on_one(chain([1000, 1000], held=[7, 9])).memory == [437, 9]
+    assert on_one(chain([1000, 1000]), 1).memory == [0, 430]
+    assert on_one(chain([1000], grows={11: 50})).memory == [480]
+    assert on_one(chain([1000], stays={20, 21, 23})).memory == [450], "what is read later is not gone"
+    assert on_one(chain([1000], homes={10: 0, 12: 0})).memory == [430]
+
+
+@pytest.mark.parametrize(("limit", "excess"), [(430, 0), (429, 1), (431, 0), (0, 430)])
+def test_R5_a_plan_fits_up_to_the_last_byte(limit: int, excess: int) -> None:
+    plan = on_one(chain([limit, limit]))
+    assert plan.excess == excess and plan.rank() == (excess, 0, 1)
+
+
+def test_R5_what_lacks_on_some_workers_is_not_made_up_for_by_others() -> None:
+    plan = Plan("some", {"a": 0, "b": 1, "c": 1}, 0, 0, 0.5, [5, 10, 20], [10, 8, 19])
+    assert plan.excess == 3 and plan.used == 2 and plan.rank() == (3, 0.5, 2)
+
+
+def test_R5_a_chain_that_is_cut_in_two_moves_what_is_between() -> None:
+    best, *_ = plans(chain([230, 230]), Costs(1, 0.125), {})
+    assert best.workers == {"Net.0": 0, "Net.1": 0, "Net.2": 1, "Net.3": 1}
+    assert best.excess == 0 and best.memory == [230, 220], best
+    assert (best.moved, best.messages, best.seconds) == (10, 1, 1 + 10 * 0.125)
+    assert plans(chain([230, 219]), Costs(1, 0.125), {})[0].excess == 1
+
+
+def test_R5_what_stays_on_another_worker_moves_there_and_back() -> None:
+    """The next run finds the weights where this one leaves them."""
+    work = chain([500, 500], homes={10: 1, 11: 0})
+    alone = on_one(work)
+    assert alone.moved == 200 and alone.messages == 1
+
+
+def test_R5_the_roomiest_worker_is_the_first_that_has_most_left() -> None:
+    choose = roomiest(chain([100, 120, 120], held=[0, 10, 30]))
+    assert [choose(n) for n in (10, 0, 0, 20, 90)] == [1, 0, 0, 0, 1]
+    assert choose(0) == 2
+
+
+class Case:
+    """Units with random costs, memory at two times, limits, and some that are on a worker already."""
+
+    def __init__(self, seed: int) -> None:
+        rng = random.Random(seed)
+        self.n, self.workers = rng.randint(1, 6), rng.randint(1, 3)
+        apart = np.zeros((self.n, self.n))
+        for i, j in itertools.combinations(range(self.n), 2):
+            apart[i, j] = apart[j, i] = rng.randint(0, 5)
+        self.memory = [[rng.randint(0, 4), rng.randint(0, 4)] for _ in range(self.n)]
+        self.limits = [rng.randint(2, 12) for _ in range(self.workers)]
+        self.held = [rng.randint(0, 2) for _ in range(self.workers)]
+        self.pinned = {unit: rng.randrange(self.workers) for unit in range(self.n) if rng.random() < 0.25}
+        self.free = [unit for unit in range(self.n) if unit not in self.pinned]
+        self.apart = apart
+        self.units = object.__new__(_Units)
+        vars(self.units).update(
+            _work=chain(self.limits, held=self.held), _workers=self.workers, _n=self.n, _pinned=self.pinned,
+            _free=self.free, _apart=apart, _memory=np.array(self.memory, float).reshape(self.n, 2), _shares={},
+        )  # fmt: skip
+
+    def cost(self, at: Sequence[int]) -> float:
+        pairs = itertools.combinations(range(self.n), 2)
+        return float(sum(self.apart[i, j] for i, j in pairs if at[i] != at[j]))
+
+    def need(self, at: Sequence[int], worker: int) -> list[int]:
+        return [sum(self.memory[unit][t] for unit in range(self.n) if at[unit] == worker) for t in range(2)]
+
+    def fits(self, at: Sequence[int], more: float) -> bool:
+        """A worker that gets none of the free ones may have too much already."""
+        return all(
+            max(self.need(at, w)) <= self.limits[w] * more - self.held[w]
+            for w in range(self.workers)
+            if any(at[unit] == w for unit in self.free)
+        )
+
+    def cuts(self, order: Sequence[int]) -> list[list[int]]:
+        """Each way to give the first of these to the first worker, the next to the second …"""
+        found = []
+        for ends in itertools.combinations_with_replacement(range(len(order) + 1), self.workers - 1):
+            at = [self.pinned.get(unit, 0) for unit in range(self.n)]
+            for k, unit in enumerate(order):
+                at[unit] = sum(k >= end for end in ends)
+            found.append(at)
+        return found
+
+
+@pytest.mark.parametrize("more", [1, 1.5])
+def test_R5_the_cheapest_cuts_are_found_that_fit(more: float) -> None:
+    none = 0
+    for seed in range(400):
+        case = Case(seed)
+        for order in (case.free, case.free[::-1]):
+            costs = [case.cost(at) for at in case.cuts(order) if case.fits(at, more)]
+            found = case.units._cut(order, more)
+            assert (found is None) == (not costs), seed
+            if found is None:
+                none += 1
+                continue
+            at = case.units._whole(found)
+            assert at in case.cuts(order) and case.fits(at, more) and case.cost(at) == min(costs), seed
+    assert 100 < none < 700
+
+
+def test_R5_units_fill_one_worker_after_the_other() -> None:
+    for seed in range(200):
+        case = Case(seed)
+        at = dict(case.pinned)
+
+        def left(worker: int, case: Case = case, at: dict[int, int] = at) -> list[int]:
+            used = [[case.memory[unit][t] for unit, other in at.items() if other == worker] for t in range(2)]
+            return [case.limits[worker] - case.held[worker] - sum(each) for each in used]
+
+        begin = 0
+        for unit in case.free:
+            fits = [w for w in range(begin, case.workers) if all(map(int.__ge__, left(w), case.memory[unit]))]
+            begin = fits[0] if fits else begin
+            at[unit] = begin if fits else max(range(case.workers), key=lambda w: min(left(w)))
+        assert case.units._whole(case.units._filled()) == [at[unit] for unit in range(case.n)], seed
+
+
+def test_R5_single_units_move_as_long_as_it_pays_and_they_have_room() -> None:
+    moved = 0
+    for seed in range(300):
+        case = Case(seed)
+        begin = case.units._whole({unit: (seed + unit) % case.workers for unit in case.free})
+        end = case.units._better(begin, 1)
+        assert case.cost(end) <= case.cost(begin) and all(end[unit] == at for unit, at in case.pinned.items())
+        room = {w: [case.limits[w] - case.held[w] - need for need in case.need(end, w)] for w in range(case.workers)}
+        for w in range(case.workers):
+            assert min(room[w]) >= 0 or not set(np.flatnonzero(np.array(end) == w)) - set(
+                np.flatnonzero(np.array(begin) == w)
+            ), seed
+        for unit, w in itertools.product(case.free, range(case.workers)):
+            other = [*end[:unit], w, *end[unit + 1 :]]
+            assert case.cost(other) >= case.cost(end) or any(map(int.__lt__, room[w], case.memory[unit])), seed
+        moved += begin != end
+    assert moved > 50
+
+
+def test_R5_levels_that_are_folded_in_the_middle_and_equal_layers_are_tried() -> None:
+    found = {plan.name: plan.workers for plan in plans(chain([1, 1], layers=5), Costs(), {})}
+    assert list(found["equal layers"].values()) == [0, 0, 0, 1, 1]
+    known = plans(chain([1, 1], layers=3), Costs(), {"Net.1": 1})
+    assert all(plan.workers["Net.1"] == 1 for plan in known) and "all on one" not in {plan.name for plan in known}
+    (only,) = plans(chain([1, 1], layers=2), Costs(), {"Net.0": 1, "Net.1": 0})
+    assert only.name == "as before" and only.workers == {"Net.0": 1, "Net.1": 0}
