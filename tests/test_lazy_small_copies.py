@@ -1,0 +1,159 @@
+"""M3: small copies of large calls, by which what a call gives is found out: other sizes in the same relations."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+
+from mindtorch.engine.record.shrink import copies, dense, strides
+
+F32 = torch.float32
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "new", "expected"),
+    [
+        ((30, 20), (20, 1), (3, 2), (2, 1)),
+        ((30, 20), (1, 30), (3, 2), (1, 3)),
+        ((30, 20, 10), (10, 300, 1), (4, 3, 2), (2, 8, 1)),
+        ((30, 20), (0, 1), (3, 2), (0, 1)),
+        ((30, 20), (0, 0), (3, 2), (0, 0)),
+        ((30, 20), (40, 1), (3, 2), (4, 1)),  # every second row
+        ((30, 20), (60, 1), (3, 2), (4, 1)),  # every third: a gap of as many rows
+        ((30, 20), (21, 1), (3, 2), (3, 1)),  # a gap that is no row
+        ((30, 20), (19, 1), (3, 2), None),  # rows that overlap
+        ((30, 20), (1, 1), (3, 2), None),
+        ((30, 20), (2, 59), (3, 2), None),  # every second element: a row's last one is the next row's first
+        ((30, 20), (2, 40), (3, 2), None),
+        ((30, 20), (2, 60), (3, 2), (2, 6)),
+        ((30, 1), (1, 30), (3, 1), (1, 3)),  # what a dimension of size 1 steps over is there
+        ((30, 1), (1, 1), (3, 1), (1, 1)),
+        ((30, 1), (1, 31), (3, 1), (1, 6)),  # beyond all that is there
+        ((30, 1), (1, 29), (3, 1), None),  # within it: nobody knows
+        ((30, 1), (1, 0), (3, 1), (1, 0)),
+        ((1,), (1,), (1,), (1,)),
+        ((1,), (2,), (1,), (2,)),
+        ((0, 20), (20, 1), (0, 2), (2, 1)),
+        ((), (), (), ()),
+    ],
+)
+def test_M3_strides_of_other_sizes_have_the_same_order_gaps_and_repetitions(
+    size: tuple, stride: tuple, new: tuple, expected: tuple | None
+) -> None:
+    assert strides(size, stride, new) == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "stride", "new", "expected"),
+    [
+        ((30, 20), (20, 1), (3, 2), (2, 1)),
+        ((30, 20), (1, 30), (3, 2), (1, 3)),
+        ((30, 20, 10), (10, 300, 1), (4, 3, 2), (2, 8, 1)),
+        ((30, 20), (0, 1), (3, 2), (0, 1)),
+        ((30, 20), (40, 1), (3, 2), None),
+        ((30, 20), (1, 1), (3, 2), (1, 1)),
+        ((30, 1), (1, 30), (3, 1), (1, 3)),
+        ((30, 1), (1, 1), (3, 1), (1, 1)),
+        ((2, 3), (3, 1), (5, 7), (7, 1)),
+        ((), (), (), ()),
+    ],
+)
+def test_M3_strides_without_gaps(size: tuple, stride: tuple, new: tuple, expected: tuple | None) -> None:
+    assert dense(size, stride, new) == expected
+
+
+def test_M3_permuted_tensors_stay_permuted() -> None:
+    rng = random.Random(0)
+    for _ in range(300):
+        n = rng.randint(1, 4)
+        old, new = ([rng.randint(2, 6) for _ in range(n)] for _ in range(2))
+        order = rng.sample(range(n), n)
+        before, after = (
+            torch.empty([s[k] for k in order]).permute([order.index(k) for k in range(n)]) for s in (old, new)
+        )
+        for found in (strides, dense):
+            assert found(tuple(before.shape), before.stride(), tuple(after.shape)) == after.stride()
+
+
+def fact(*size: int, stride: tuple[int, ...] | None = None) -> tuple:
+    return F32, torch.Size(size), stride, 0, 0, 0
+
+
+def small(*facts: tuple, args: tuple = (), kwargs: dict | None = None, most: int = 10_000, **other: object) -> list:
+    found = copies(args, kwargs or {}, list(facts), most, **other)  # type: ignore[arg-type]
+    return [(a, k, [tuple(f[1]) for f in made]) for a, k, made in found]
+
+
+def test_M3_sizes_that_are_equal_stay_equal_and_small_ones_as_they_are() -> None:
+    first = small(fact(100, 4), fact(4, 100), fact(70, 100, 1))[0]
+    assert first == ((), {}, [(12, 4), (4, 12), (8, 12, 1)])
+    for _args, _kwargs, (one, other, third) in small(fact(100, 4), fact(4, 100), fact(70, 100, 1)):
+        assert one == (one[0], 4) and other == (4, one[0]) and third[1:] == (one[0], 1)
+
+
+def test_M3_a_size_that_may_mean_something_stays_as_it_is_in_later_copies() -> None:
+    found = [made for _a, _k, made in small(fact(5), fact(6), fact(7))]
+    assert found[0] == [(8,), (12,), (16,)]
+    kept = [{size for (size,) in made} & {5, 6, 7} for made in found]
+    assert kept == [set(), {5}, {6}, {7}, {5, 6}, {5, 7}, {6, 7}]
+
+
+def test_M3_multiples_stay_multiples_in_a_copy() -> None:
+    found = [made for _a, _k, made in small(fact(50), fact(100), fact(150), fact(200), fact(250))]
+    assert any((b, c, d) == (2 * a, 3 * a, 4 * a) and e not in (a, b, c, d) for ((a,), (b,), (c,), (d,), (e,)) in found)
+
+
+def test_M3_arguments_that_are_sizes_follow_and_others_stay() -> None:
+    given = {"args": (100, [70, 3], 100.0, "100", True, torch.Size([100])), "kwargs": {"dim": 100, "size": (70,)}}
+    args, kwargs, _made = small(fact(100, 70), **given)[0]  # type: ignore[arg-type]
+    assert args == (12, [8, 3], 100.0, "100", True, torch.Size([12])) and kwargs == {"dim": 12, "size": (8,)}
+    args, kwargs, _made = small(fact(100, 70), as_they_are=(0, "dim"), **given)[0]  # type: ignore[arg-type]
+    assert args[0] == 100 and args[1] == [8, 3] and kwargs == {"dim": 100, "size": (8,)}
+
+
+@pytest.mark.parametrize("product", [(20, 30), (30, 40), (20, 30, 40)])
+def test_M3_products_of_neighbouring_sizes_follow(product: tuple[int, ...]) -> None:
+    (number,), _kwargs, ((a, b, c),) = small(fact(20, 30, 40), args=(math.prod(product),))[0]
+    new = {20: a, 30: b, 40: c}
+    assert number == math.prod(new[n] for n in product) and number < math.prod(product)
+    (number,), _kwargs, _made = small(fact(20, 30, 40), args=(20 * 40,))[0]
+    assert number == 20 * 40, "they are no neighbours"
+
+
+def test_M3_a_number_that_is_a_size_and_a_product_stays_with_what_it_is_made_of() -> None:
+    for (number,), _kwargs, ((a, b), (c,)) in small(fact(6, 7), fact(42), args=(42,)):
+        assert (a, b, c, number) == (6, 7, 42, 42)
+
+
+@pytest.mark.parametrize("most", [7, 8, 8 * 12 - 1, 8 * 12, 8 * 12 + 1])
+def test_M3_no_copy_has_more_elements_than_may_be(most: int) -> None:
+    found = small(fact(100, 70), most=most)
+    assert len(found) == (most >= 8 * 12) and all(math.prod(made[0]) <= most for _a, _k, made in found)
+    together = small(fact(100), fact(70), most=20)
+    assert [made for _a, _k, made in together] == [[(12,), (8,)]]
+    assert small(fact(100), fact(70), most=19) == []
+
+
+def test_M3_elements_that_share_memory_have_no_copy() -> None:
+    assert small(fact(30, 20, stride=(1, 1))) == []
+    assert small(fact(30, 20, stride=(20, 1)))[0][2] == [(12, 8)]
+
+
+def test_M3_sizes_come_from_numbers_where_no_tensor_has_some() -> None:
+    (args, _kwargs, made), *_ = small(fact(2, 2), args=(100, 50))
+    assert args == (12, 8) and made == [(2, 2)]
+
+
+def test_M3_copies_are_smaller_than_what_they_are_of() -> None:
+    for size in itertools.product((1, 3, 50, 100), repeat=3):
+        (_args, _kwargs, (made,)), *_ = small(fact(*size))
+        assert [a == b for a, b in itertools.combinations(size, 2)] == [
+            a == b for a, b in itertools.combinations(made, 2)
+        ]
+        assert all(
+            (old <= 4 and new == old) or (old > 4 and 8 <= new < old) for old, new in zip(size, made, strict=True)
+        )
