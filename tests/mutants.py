@@ -72,7 +72,7 @@ NEAREST = {
     "_ext/looking.pyx": "profile/test_waiting.py profile/test_lines.py",
     "_ext/op*.pyx": "profile/test_report.py",
     "_ext/overlap.pyx": "test_lazy_overlap.py",
-    "_ext/paths.pyx": "semantics profile/test_owners.py",
+    "_ext/paths.pyx": "ext/test_context.py semantics profile/test_owners.py",
     "_ext/pool.pyx": "npu/test_streams.py npu/test_events.py npu/test_memory.py",
     "_ext/registry.pyx": "test_lazy_operators.py test_lazy_surroundings.py",
     "_ext/replay.pyx": "test_execute.py test_lazy_autograd_writes.py test_failures.py test_cache.py test_passes.py",

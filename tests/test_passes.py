@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import mindtorch
+from mindtorch._ext.forms import Form, Forms
 from mindtorch.base import torch_facts
 from mindtorch.engine import passes
 from mindtorch.engine.passes import Pass, SegmentGraph, Unproven
@@ -319,3 +320,28 @@ def test_L13_a_graph_numbers_values_as_they_come_and_owners_of_storages_after_th
         ("aten::add", 8, 11, 12),
     ]
     assert storages == [1, 1, 2, 3, 4, 4, 6, 1, 8, 1, 1, 1, 12] and kept == [0, 1, 4, 6, 7, 12]
+
+
+@pytest.mark.parametrize(("most", "improved"), [(9, [3, 3]), (8, [3, 6]), (2, [3, 6])])
+def test_L13_forms_are_forgotten_where_they_would_be_too_many(
+    most: int, improved: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And their counts are not. Three forms of three records, twice over."""
+    optimizer, x = passes.optimizer_on(torch.device("cpu")), torch.linspace(0, 1, 4).to(LAZY)
+    mindtorch.flush("test")
+    seen: list[Form] = []
+
+    def improve(form: Form) -> None:
+        seen.append(form)
+        optimizer.improve(form)
+
+    programs = [lambda: x.exp() + x.exp(), lambda: x.sin() + x.sin(), lambda: x.cos() + x.cos()]
+    with using(CSE):
+        monkeypatch.setattr(optimizer, "forms", Forms(improve, 1, 1, most))
+        found = []
+        for _ in range(2):
+            for program in programs:
+                program().tolist()
+            found.append(len(seen))
+        assert optimizer.forms.totals()[CSE][0] == 6
+    assert found == improved

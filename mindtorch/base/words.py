@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["counted"]
+__all__ = ["bytes_in_words", "counted"]
 
 
 def counted(number: int | None, what: str, shown: str | None = None) -> str:
@@ -10,3 +10,11 @@ def counted(number: int | None, what: str, shown: str | None = None) -> str:
     if number != 1:
         what += "es" if what.endswith("s") else "s"
     return f"{(f'{number:,}' if shown is None else shown) if number is not None else 'some'} {what}"
+
+
+def bytes_in_words(nbytes: int) -> str:
+    """``4.00 MiB``, as torch writes it."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.2f} {unit}"
+    return f"{nbytes} bytes"

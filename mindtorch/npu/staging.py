@@ -40,7 +40,7 @@ from ..engine.record.predict import (
     tensors_in,
 )
 from ..ops import schema
-from . import foreach, fused
+from . import foreach
 from .copies import as_bytes, converted
 from .descriptions import DTYPES, Calls, Description
 from .kernels import NATIVE
@@ -94,6 +94,7 @@ class _Op:
     blind: bool = False  # does not look at its first argument's data
     random: bool = False
     each: bool = False  # one of torch's `_foreach_` forms: several calls of an op at once
+    fused: bool = False  # an optimizer's step
 
 
 def _describe(func: Any) -> _Op:
@@ -112,6 +113,7 @@ def _describe(func: Any) -> _Op:
         blind=ops.about(base).blind and not writes,
         random=torch.Tag.nondeterministic_seeded in func.tags,
         each=base.startswith("aten::_foreach_"),
+        fused=base.startswith("aten::_fused_ad") or base == "aten::_fused_sgd_",
     )
 
 
@@ -157,8 +159,10 @@ def _done(op: _Op, args: tuple, kwargs: dict) -> Any:
     if op.base not in _ANYWHERE:
         _same_device(op, tensors)
     device = next(block_of(t).device for t in tensors if is_npu(t))
-    if op.base in fused.STEPS and _native:
-        return fused.STEPS[op.base](*args, **kwargs)
+    if op.fused and _native:
+        from .fused import STEPS  # of programs with such an optimizer alone
+
+        return STEPS[op.base](*args, **kwargs)
     if op.each and _native and (out := foreach.apart(op.base, args, kwargs)) is not NotImplemented:
         return out
     if op.base == "aten::is_same_size":

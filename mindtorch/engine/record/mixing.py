@@ -64,7 +64,9 @@ def joined(info: Any, args: tuple, kwargs: dict | None, looked_at: bool) -> tupl
             return a
         if a.layout is not torch.strided or (a.dim() and not looked_at and not copies):
             return a
-        return a if _core.get_handle(a) is not None and _core.device_index(a) == at else a.to(device_at(at))
+        if at < 0 if _core.get_handle(a) is None else _core.device_index(a) == at:
+            return a  # what was made before an estimate began has a gradient of its own
+        return a.to(device_at(at))
 
     new = tuple(moved(key, a) for key, a in enumerate(args))
     return new, None if kwargs is None else {key: moved(key, a) for key, a in kwargs.items()}

@@ -7,10 +7,11 @@ from typing import NoReturn
 import torch
 
 from ..._ext import ledger
+from ...base.words import bytes_in_words
 from ...devices.lazy_device import device_at, place_of
 from .accelerator import Accelerator
 
-__all__ = ["in_words", "limit"]
+__all__ = ["limit"]
 
 
 def limit(accelerator: Accelerator) -> None:
@@ -20,20 +21,12 @@ def limit(accelerator: Accelerator) -> None:
 
     def refuse(place: int, nbytes: int) -> NoReturn:
         live = ledger.live_bytes(place)[0]
-        device = device_at(place)
+        device, words = device_at(place), bytes_in_words
         raise torch.OutOfMemoryError(
-            f"{device.type.upper()} out of memory. Tried to allocate {in_words(nbytes)}. GPU {device.index or 0} has a "
-            f"total capacity of {in_words(accelerator.memory_bytes)} of which {in_words(max(room - live, 0))} is free. "
-            f"Of the allocated memory {in_words(live)} is allocated by PyTorch."
+            f"{device.type.upper()} out of memory. Tried to allocate {words(nbytes)}. GPU {device.index or 0} has a "
+            f"total capacity of {words(accelerator.memory_bytes)} of which {words(max(room - live, 0))} is free. Of the "
+            f"allocated memory {words(live)} is allocated by PyTorch."
         )
 
     for index in range(accelerator.count):
         ledger.limit(place_of(f"{accelerator.kind}:{index}"), room, refuse)
-
-
-def in_words(nbytes: int) -> str:
-    """As torch writes it."""
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= size:
-            return f"{nbytes / size:.2f} {unit}"
-    return f"{nbytes} bytes"

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mindtorch._ext import ledger
-from mindtorch.base.words import counted
+from mindtorch.base.words import bytes_in_words, counted
 from mindtorch.devices.lazy_device import device_at
 from mindtorch.profile.cost.targets import Target
-from mindtorch.profile.estimate.out_of_memory import in_words
 
 __all__ = ["Transfer", "begin", "made", "moves", "said"]
 
@@ -49,7 +48,7 @@ def said(transfers: Sequence[Transfer], target: Target) -> str | None:
     if sum(ways) < _MUCH:
         return None
     number = counted(len(transfers), "transfer")
-    text = f"{number} between host and device ({in_words(sum(ways))}) are in no time of this report"
+    text = f"{number} between host and device ({bytes_in_words(sum(ways))}) are in no time of this report"
     if not target.host_bandwidth:
         return text
     return (
