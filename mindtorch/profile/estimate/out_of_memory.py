@@ -24,8 +24,8 @@ def limit(accelerator: Accelerator) -> None:
         device, words = device_at(place), bytes_in_words
         raise torch.OutOfMemoryError(
             f"{device.type.upper()} out of memory. Tried to allocate {words(nbytes)}. GPU {device.index or 0} has a "
-            f"total capacity of {words(accelerator.memory_bytes)} of which {words(max(room - live, 0))} is free. Of the "
-            f"allocated memory {words(live)} is allocated by PyTorch."
+            f"total capacity of {words(accelerator.memory_bytes)} of which {words(max(room - live, 0))} is free. "
+            f"Of the allocated memory {words(live)} is allocated by PyTorch."
         )
 
     for index in range(accelerator.count):
