@@ -106,7 +106,8 @@ NEAREST = {
     " test_lazy_transforms.py"
     " test_lazy_operators.py test_lazy_modes.py",
     "engine/record/meta.py": "test_meta.py",
-    "engine/record/mixing.py engine/record/placed.py": "conformance/test_mixing.py test_lazy_mistakes.py",
+    "engine/record/mixing.py engine/record/placed.py": "test_lazy_joined.py conformance/test_mixing.py"
+    " test_lazy_mistakes.py",
     "engine/record/lists.py": "remote/test_placing.py remote/test_spread.py",
     "engine/record/sequences.py engine/record/seen.py": "test_lazy_sequences.py",
     "engine/record/predict.py": "test_lazy_modules.py test_lazy_products.py test_lazy_layouts.py test_lazy_mistakes.py"
