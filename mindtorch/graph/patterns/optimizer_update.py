@@ -62,22 +62,25 @@ def _form_name(flow: Flow, anchor: int) -> str:
 
 def _steps(flow: Flow, gradients: Gradients) -> Iterator[set[int]]:
     """What may be one step each: all that an optimizer does up to the end of its step, on whatever lines, whatever a
-    closure does in between; else a stretch of nodes of one function after a backward pass."""
+    closure does in between; else, and where a graph does not know when steps ended, as one that was JSON, a stretch of
+    nodes of one line within an optimizer, or of one function after a backward pass."""
+    ends = flow.graph._steps
     of_optimizers: dict[int, set[int]] = {}
     found: set[int] = set()
     last: object = None
     for node in flow.nodes:
         view = flow[node]
-        if view.phase == "optimizer":
-            of_optimizers.setdefault(bisect_right(flow.graph._steps, node), set()).add(node)
+        inside = view.phase == "optimizer"
+        if inside and ends:
+            of_optimizers.setdefault(bisect_right(ends, node), set()).add(node)
             continue
         place = view.location or ("", 0, "")
-        where = gradients.start(node), place[0], place[2]
+        where = ("optimizer", *place) if inside else (gradients.start(node), place[0], place[2])
         if where != last and found:
             yield found
             found = set()
         last = where
-        if gradients.start(node) >= 0:
+        if inside or gradients.start(node) >= 0:
             found.add(node)
     if found:
         yield found
