@@ -430,15 +430,22 @@ cdef inline bint is_in_own_call(mt_tls *t, PyObject *module) noexcept:
 
 cdef bint is_constructing() noexcept:
     """Does the calling thread make a module? What that calls has no owner yet: it is no call of the program's model."""
-    cdef mt_frame *frame = mt_frame_now()
+    cdef mt_frame *frame = constructor_from(mt_frame_now())
+    if frame == NULL:
+        return False
+    mt_frame_free(frame)
+    return True
+
+
+cdef mt_frame *constructor_from(mt_frame *frame) noexcept:
+    """The first frame of a module's constructor, from this one outwards; NULL: there is none."""
     cdef PyObject *code
     while frame != NULL:
         code = mt_frame_code(frame)
         if mt_code_name(code) == <PyObject *> s_init and is_constructor(code):
-            mt_frame_free(frame)
-            return True
+            return frame
         frame = mt_frame_back(frame)
-    return False
+    return NULL
 
 
 cdef bint is_constructor(PyObject *code) noexcept:
@@ -450,17 +457,14 @@ cdef bint is_constructor(PyObject *code) noexcept:
 
 cdef void no_constructor() noexcept:
     """The calling thread trains: where that is in a constructor, what follows there is more than making a module."""
-    cdef mt_frame *frame = mt_frame_now()
-    cdef PyObject *code
+    cdef mt_frame *frame = constructor_from(mt_frame_now())
     while frame != NULL:
-        code = mt_frame_code(frame)
-        if mt_code_name(code) == <PyObject *> s_init and is_constructor(code):
-            try:
-                del _constructors[<uintptr_t> code]
-            except MemoryError:                # the next pass finds it again
-                mt_frame_free(frame)
-                return
-        frame = mt_frame_back(frame)
+        try:
+            del _constructors[<uintptr_t> mt_frame_code(frame)]
+        except MemoryError:                    # the next pass finds it again
+            mt_frame_free(frame)
+            return
+        frame = constructor_from(mt_frame_back(frame))
 
 
 cdef PyObject *entered_call(mt_tls *t, PyObject *original, bint own, PyObject **args, size_t nargsf,
