@@ -94,7 +94,7 @@ class _Op:
     blind: bool = False  # does not look at its first argument's data
     random: bool = False
     each: bool = False  # one of torch's `_foreach_` forms: several calls of an op at once
-    fused: bool = False  # an optimizer's step
+    step: Callable[..., None] | None = None  # of an optimizer, by other ops
 
 
 def _describe(func: Any) -> _Op:
@@ -113,8 +113,16 @@ def _describe(func: Any) -> _Op:
         blind=ops.about(base).blind and not writes,
         random=torch.Tag.nondeterministic_seeded in func.tags,
         each=base.startswith("aten::_foreach_"),
-        fused=base.startswith("aten::_fused_ad") or base == "aten::_fused_sgd_",
+        step=_step(base),
     )
+
+
+def _step(base: str) -> Callable[..., None] | None:
+    if not base.startswith("aten::_fused_"):
+        return None
+    from .fused import STEPS  # few programs have such an optimizer
+
+    return STEPS.get(base)
 
 
 _ops: dict[Any, _Op] = {}
@@ -159,10 +167,8 @@ def _done(op: _Op, args: tuple, kwargs: dict) -> Any:
     if op.base not in _ANYWHERE:
         _same_device(op, tensors)
     device = next(block_of(t).device for t in tensors if is_npu(t))
-    if op.fused and _native:
-        from .fused import STEPS  # of programs with such an optimizer alone
-
-        return STEPS[op.base](*args, **kwargs)
+    if op.step is not None and _native:
+        return op.step(*args, **kwargs)
     if op.each and _native and (out := foreach.apart(op.base, args, kwargs)) is not NotImplemented:
         return out
     if op.base == "aten::is_same_size":
