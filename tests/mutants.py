@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fnmatch
-import importlib
 import io
 import os
 import random
@@ -35,6 +34,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, which every tes
 import hypothesis  # noqa: F401
 import pytest
 import torch  # noqa: F401
+
+from .compiling import build
 
 ROOT = Path(__file__).resolve().parent.parent
 #: What is changed, and the tests that are near it, quick ones first: the first that fits counts.
@@ -223,14 +224,8 @@ def copied(to: Path) -> Path:
 
 def compiles(path: str) -> int:
     """In the tree: compile this module alone. 0 where that works."""
-    import setuptools  # noqa: F401 - it comes with distutils
-
-    run_setup = importlib.import_module("distutils.core").run_setup
     os.environ["GENIE_BUILD"] = "quick"
-    everything = run_setup("setup.py", ["-q", "build_ext", "--inplace"], stop_after="commandline")
-    name = f"mindtorch._ext.{Path(path).stem}"
-    everything.ext_modules = [module for module in everything.ext_modules or [] if module.name == name]
-    everything.run_commands()
+    build("build_ext --inplace", [Path(path).stem])
     return 0
 
 

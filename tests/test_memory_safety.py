@@ -27,16 +27,6 @@ SLICE = ["tests/ext", "-k", f"not ({LONG})"]
 #: What is built with sanitizers: the modules with memory of their own that those tests are about. To compile all takes
 #: minutes; ``--whole`` and ``--sanitize`` do.
 MODULES = ("context", "intern", "keys", "lazy", "location", "replay", "standin", "tape", "template")
-BUILD = """
-import sys
-
-import setuptools  # noqa: F401 - distutils comes with it
-from distutils.core import run_setup
-
-setup = run_setup("setup.py", ["-q", "build", "--build-lib", "lib", "--build-temp", "temp"], stop_after="commandline")
-setup.ext_modules = [module for module in setup.ext_modules if module.name.rpartition(".")[2] in sys.argv[1:]]
-setup.run_commands()
-"""
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="libraries are preloaded as Linux does it")
 
@@ -96,7 +86,8 @@ def sanitized(
     translated(work / "temp")
     every = {path.stem for path in (ROOT / "_ext").glob("*.pyx")}
     modules = every if whole or pytestconfig.getoption("--sanitize") else MODULES
-    done = run([sys.executable, "-c", BUILD, *modules], {"GENIE_BUILD": "asan"}, work, 1200)
+    build = [sys.executable, str(ROOT / "tests" / "compiling.py"), "build --build-lib lib --build-temp temp", *modules]
+    done = run(build, {"GENIE_BUILD": "asan"}, work, 1200)
     assert done.returncode == 0, "\n".join(
         line for line in (done.stdout + done.stderr).splitlines() if "error" in line.lower() and "__PYX_ERR" not in line
     )[-5000:]
