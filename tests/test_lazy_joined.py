@@ -25,6 +25,7 @@ def put(x: torch.Tensor, place: Any, w: torch.Tensor) -> torch.Tensor:
 SCALARS: dict[str, Callable[[Any, Any], torch.Tensor]] = {
     "mul": lambda x, w: x * w,
     "reflected": lambda x, w: w * x,
+    "by the operator's name": lambda x, w: w.__rsub__(x),
     "function": lambda x, w: torch.add(x, w, alpha=2),
     "keyword": lambda x, w: torch.clamp(x, max=w),
     "of a computed one": lambda x, w: x / w.exp(),

@@ -57,7 +57,8 @@ def joined(info: Any, args: tuple, kwargs: dict | None, looked_at: bool) -> tupl
         return args, kwargs
     at = common_place(info, args, kwargs or {})
     name = getattr(info.func, "__name__", "")
-    kept = {*info.writes, "out", *([0] if name.endswith("_") or name.startswith(("__i", "__set")) else ())}
+    in_place = (name.endswith("_") and not name.endswith("__")) or name.startswith(("__i", "__set"))
+    kept = {*info.writes, "out", *[0] * in_place}
 
     def moved(key: Any, a: Any) -> Any:
         if key in kept or not isinstance(a, torch.Tensor) or not a.requires_grad or not a.is_cpu or wrapped(a):
