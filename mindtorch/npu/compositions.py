@@ -179,13 +179,7 @@ def npu_fusion_attention(
             f"[npu_fusion_attention] expected input_layout {', '.join(_LAYOUTS)}, sparse_mode 0 to 3 without a window, "
             f"no pse, prefix or lengths, got {input_layout!r}, {sparse_mode}{''.join(f', {name}' for name in given)}"
         )
-    heads = query.shape[input_layout.index("N")] if "N" in input_layout else head_num
-    if heads != head_num or head_num < 1 or ("N" not in input_layout and query.shape[-1] % head_num):
-        raise ValueError(
-            f"[npu_fusion_attention] expected the number of heads in {input_layout} as head_num, got {head_num} for a "
-            f"query of {tuple(query.shape)}"
-        )
-    size = query.shape[-1] // head_num if input_layout.endswith("H") else query.shape[-1]
+    size = _size_of_heads(query, head_num, input_layout)
     q, k, v = (_heads(t, size, input_layout) for t in (query, key, value))
     mask = None if atten_mask is None or sparse_mode > 1 else ~atten_mask.bool()
     if sparse_mode > 1:
@@ -216,13 +210,14 @@ def npu_prompt_flash_attention(
                "actual_seq_lengths_kv": actual_seq_lengths_kv}  # fmt: skip
     if given := [name for name, value in refused.items() if value is not None]:
         raise UnsupportedOperationError(f"[npu_prompt_flash_attention] expected no {', '.join(given)}")
-    size = query.shape[-1] // max(num_heads, 1) if input_layout.endswith("H") else query.shape[-1]
-    found = key.shape[-1] // size if input_layout.endswith("H") else key.shape[input_layout.find("N")]
-    if found != (num_key_value_heads or num_heads):
-        raise ValueError(
-            f"[npu_prompt_flash_attention] expected {num_key_value_heads or num_heads} heads in keys and values, got "
-            f"{found} in a key of {tuple(key.shape)}"
-        )
+    if input_layout in _LAYOUTS:
+        size = _size_of_heads(query, num_heads, input_layout)
+        found = _heads(key, size, input_layout).shape[1]
+        if found != (num_key_value_heads or num_heads):
+            raise ValueError(
+                f"[npu_prompt_flash_attention] expected {num_key_value_heads or num_heads} heads in keys and values, "
+                f"got {found} in a key of {tuple(key.shape)}"
+            )
     if sparse_mode == 0 and atten_mask is not None:
         before, after = min(pre_tokens, 1 << 30), min(next_tokens, 1 << 30)
         seen = torch.ones(atten_mask.shape[-2:], dtype=torch.bool, device=atten_mask.device).tril(after).triu(-before)
@@ -235,6 +230,19 @@ def npu_prompt_flash_attention(
 #: layout → how a tensor of it with heads apart becomes BNSD, and back
 _LAYOUTS = {"BNSD": (0, 1, 2, 3), "BSND": (0, 2, 1, 3), "BSH": (0, 2, 1, 3), "SBH": (1, 2, 0, 3)}
 _BACK = {"BNSD": (0, 1, 2, 3), "BSND": (0, 2, 1, 3), "BSH": (0, 2, 1, 3), "SBH": (2, 0, 1, 3)}
+
+
+def _size_of_heads(query: torch.Tensor, heads: int, layout: str) -> int:
+    if "N" in layout:
+        found, size, rest = query.shape[layout.index("N")], query.shape[-1], 0
+    else:
+        found, (size, rest) = heads, divmod(query.shape[-1], max(heads, 1))
+    if found != heads or heads < 1 or size < 1 or rest:
+        raise ValueError(
+            f"[npu_fusion_attention] expected as many heads as the query has in {layout}, got {heads} for a query of "
+            f"{tuple(query.shape)}"
+        )
+    return size
 
 
 def _heads(t: torch.Tensor, size: int, layout: str) -> torch.Tensor:

@@ -122,7 +122,7 @@ def test_N5_fused_attention_says_what_it_does_not_do() -> None:
     assert torch.equal(given[0], q)
     for heads, layout in ((7, "BNSD"), (7, "BSND"), (3, "BSH"), (0, "BNSD")):
         x = q.flatten(2) if layout == "BSH" else q
-        with pytest.raises(ValueError, match=rf"^\[npu_fusion_attention\] expected the number of .* got {heads} for"):
+        with pytest.raises(ValueError, match=rf"^\[npu_fusion_attention\] expected as many heads .* got {heads} for"):
             named.npu_fusion_attention(x[..., :4] if layout == "BSH" else x, x, x, heads, layout)
 
 
@@ -159,8 +159,12 @@ def test_N5_attention_of_a_prompt_says_what_it_does_not_do() -> None:
     q = torch.ones(1, 2, 3, 4)
     with pytest.raises(mindtorch.UnsupportedOperationError, match="expected no pse_shift, quant_scale1"):
         named.npu_prompt_flash_attention(q, q, q, num_heads=2, input_layout="BNSD", pse_shift=q, quant_scale1=q)
-    for heads, of_keys in ((2, 1), (1, 0), (2, 4)):
-        with pytest.raises(ValueError, match="heads in keys and values, got 2 in a key of"):
-            named.npu_prompt_flash_attention(
-                q, q, q, num_heads=heads, num_key_value_heads=of_keys, input_layout="BNSD"
-            )  # fmt: skip
+    for of_keys in (1, 4):
+        with pytest.raises(ValueError, match=f"expected {of_keys} heads in keys and values, got 2 in a key of"):
+            named.npu_prompt_flash_attention(q, q, q, num_heads=2, num_key_value_heads=of_keys, input_layout="BNSD")
+    for heads, layout in ((1, "BNSD"), (0, "BSH"), (5, "BSH"), (3, "BSH")):
+        x = q[0] if layout == "BSH" else q
+        with pytest.raises(ValueError, match=f"expected as many heads as the query has in {layout}, got {heads} for"):
+            named.npu_prompt_flash_attention(x, x, x, num_heads=heads, input_layout=layout)
+    with pytest.raises(mindtorch.UnsupportedOperationError, match="got 'TND'"):
+        named.npu_prompt_flash_attention(q[0], q[0], q[0], num_heads=2, input_layout="TND")
