@@ -224,6 +224,7 @@ cdef Piece *_cached(Lane *lane, bint large, size_t size) noexcept nogil:
     piece = _best(lane, large, size)
     if piece != NULL:
         piece.taken = True
+        _split(memory_of(unit), piece, size)  # within the lock, as wherever a piece is found: others need the rest
     pthread_mutex_unlock(&unit.lock)
     return piece
 
@@ -267,6 +268,9 @@ cdef int _new_segment(Lane *lane, bint large, size_t size, bint tight, Piece **m
                 memory.spans.count += 1
                 _add(&memory.reserved, span)
                 _add(&memory.segments, 1)
+                piece.address, piece.size, piece.lane = <char *>address, span, lane
+                piece.large, piece.taken = large, True
+                _split(memory, piece, size)
         if code != 0:
             lane.pieces[large] -= 1
             memory.count -= 1
@@ -276,8 +280,6 @@ cdef int _new_segment(Lane *lane, bint large, size_t size, bint tight, Piece **m
     if code != 0:
         free(piece)
         return code
-    piece.address, piece.size, piece.lane = <char *>address, span, lane
-    piece.large, piece.taken = large, True
     made[0] = piece
     return 0
 
@@ -298,6 +300,7 @@ cdef int _borrow(Lane *lane, size_t size, Piece **found) noexcept nogil:
     if piece != NULL:
         _remove(piece)
         piece.taken = True
+        _split(memory_of(unit), piece, size)
     pthread_mutex_unlock(&unit.lock)
     found[0] = piece
     if piece == NULL:
@@ -322,7 +325,7 @@ cdef int _find_more(Lane *lane, bint large, size_t size, Piece **found) noexcept
     pthread_mutex_lock(&unit.lock)
     memory.retries += 1
     pthread_mutex_unlock(&unit.lock)
-    code = release(unit)
+    code = _give_back(unit)
     if code != 0:
         return code
     found[0] = _cached(lane, large, size)
@@ -370,16 +373,17 @@ cdef int take(Lane *lane, size_t size, Piece **found) noexcept nogil:
     large = size > SMALL
     piece = _cached(lane, large, size)
     if piece == NULL:
-        code = _new_segment(lane, large, size, False, &piece)
-        if is_device_full(code):
-            # What another thread is just giving back would be missed.
-            pthread_mutex_lock(&unit.scarce)
-            code = _find_more(lane, large, size, &piece)
-            pthread_mutex_unlock(&unit.scarce)
+        # One thread at a time asks the device: what another has just got, or is giving back, would be missed.
+        pthread_mutex_lock(&unit.scarce)
+        piece = _cached(lane, large, size)
+        if piece == NULL:
+            code = _new_segment(lane, large, size, False, &piece)
+            if is_device_full(code):
+                code = _find_more(lane, large, size, &piece)
+        pthread_mutex_unlock(&unit.scarce)
         if code != 0:
             return code
     pthread_mutex_lock(&unit.lock)
-    _split(memory, piece, size)
     piece.asked = asked
     _add(&memory.allocated, piece.size)
     _add(&memory.active, piece.size)
@@ -458,6 +462,15 @@ cdef void _forget_span(Memory *memory, char *address) noexcept nogil:
 
 
 cdef int release(Unit *unit) noexcept nogil:
+    cdef int code
+    pthread_mutex_lock(&unit.scarce)
+    code = _give_back(unit)
+    pthread_mutex_unlock(&unit.scarce)
+    return code
+
+
+cdef int _give_back(Unit *unit) noexcept nogil:
+    """Unused segments, to the device. `unit.scarce` is held."""
     cdef Memory *memory = memory_of(unit)
     cdef Piece *gone = NULL
     cdef Piece *piece

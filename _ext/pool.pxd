@@ -97,7 +97,7 @@ cdef struct Mark:
 
 cdef struct Unit:
     pthread_mutex_t lock
-    pthread_mutex_t scarce        # the allocator's: one thread at a time looks for the last memory
+    pthread_mutex_t scarce        # the allocator's: one thread at a time gets memory from the device, or gives back
     void *context                 # the device's primary one: libraries that only know aclrtSetDevice share it
     Lane *lanes[LANES]            # NULL until first used
     Lane *made[LANES]

@@ -93,7 +93,8 @@ class Library:
         self.c.genie_test_calls.argtypes = [ctypes.c_char_p]
         self.c.genie_test_fail.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
         self.c.genie_test_fail.restype = None
-        self.c.genie_test_delay_copies.restype = self.c.genie_test_reset.restype = None
+        for function in (self.c.genie_test_delay_copies, self.c.genie_test_delay_memory, self.c.genie_test_reset):
+            function.restype = None
         for function in (self.c.genie_test_stall, self.c.genie_test_hold, self.c.genie_test_release):
             function.argtypes = [ctypes.c_void_p]
         self.c.genie_test_stall.argtypes = [ctypes.c_void_p, ctypes.c_int]
@@ -152,6 +153,10 @@ class Library:
     def delay_copies(self, milliseconds: int) -> None:
         """Every copy called from now on takes this much longer."""
         self.c.genie_test_delay_copies(milliseconds)
+
+    def delay_memory(self, milliseconds: int) -> None:
+        """Every call that gets device memory or gives it back takes this much longer from now on."""
+        self.c.genie_test_delay_memory(milliseconds)
 
     def peek(self, pointer: int, size: int) -> bytes:
         """What device memory holds at this moment."""

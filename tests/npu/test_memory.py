@@ -6,6 +6,7 @@ import gc
 import subprocess
 import textwrap
 import threading
+import time
 
 import pytest
 import torch
@@ -283,6 +284,70 @@ def test_N2_another_streams_free_memory_is_used_before_giving_up(empty, library)
     kept.clear()
     owner.synchronize()
     empty.empty_cache()
+
+
+@pytest.fixture
+def scarce(empty, library):
+    """npu:0 with room for one segment of 20 MiB; calls for its memory take 20 ms."""
+    taken = blocks.allocate(0, empty.mem_get_info(0)[0] // (2 * MIB) * 2 * MIB - 22 * MIB)
+    library.delay_memory(20)
+    yield empty
+    library.delay_memory(0)
+    del taken
+    empty.empty_cache()
+
+
+def in_threads(count, job):
+    """What `job` gives, or raises, in each of so many threads at once. The results live until all are there."""
+    results = [None] * count
+    begin = threading.Barrier(count)
+
+    def run(index):
+        begin.wait()
+        try:
+            results[index] = job(index)
+        except RuntimeError as error:
+            results[index] = error
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def test_N2_what_another_thread_is_just_getting_is_not_missed(scarce):
+    """Four threads that find room for one segment share it, whoever gets it, each on a stream of its own."""
+    streams, before = [scarce.Stream(0) for _ in range(4)], scarce.memory_stats(0)
+
+    def get_block(index):
+        with streams[index]:
+            return blocks.allocate(0, 2 * MIB)
+
+    found = in_threads(4, get_block)
+    assert [type(block) for block in found] == [blocks.Block] * 4, found
+    after = scarce.memory_stats(0)
+    assert after["num_ooms"] == before["num_ooms"] and after["segment.all.current"] == before["segment.all.current"] + 1
+    del found
+
+
+def test_N2_what_another_thread_is_just_giving_back_is_not_missed(scarce):
+    """A segment of another size is being given back by `empty_cache`; what it held fits afterwards."""
+    blocks.allocate(0, 12 * MIB)  # of its own size, free at once
+    stream, before = scarce.Stream(0), scarce.memory_stats(0)
+
+    def get_block(index):
+        if index == 0:
+            return scarce.empty_cache(0)
+        time.sleep(0.005)  # by now it is no more in the list of free ones, and not yet the device's
+        with stream:
+            return blocks.allocate(0, 16 * MIB)
+
+    nothing, block = in_threads(2, get_block)
+    assert nothing is None and type(block) is blocks.Block, block
+    assert scarce.memory_stats(0)["num_ooms"] == before["num_ooms"]
+    del block
 
 
 def test_N3_peaks(empty):

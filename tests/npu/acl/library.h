@@ -125,7 +125,7 @@ struct site {
 
 extern pthread_mutex_t lock;
 extern struct device devices[MAX_DEVICES];
-extern int device_count, peers_allowed, copy_delay;
+extern int device_count, peers_allowed, copy_delay, memory_delay;
 extern int scribbles;     /* operators write to the padding behind their operands */
 extern int keeps_text;    /* an error's text stays until it is asked for */
 extern int declines;      /* what every first phase of an operator gives, or 0 */

@@ -146,14 +146,34 @@ static int allocate(void **out, size_t size, int policy, size_t padding) {
     return OK;
 }
 
+/* Within what asks for device memory, after it is taken; within what gives it back, before that. */
+static void take_time(void) {
+    pthread_mutex_lock(&lock);
+    int delay = memory_delay;
+    pthread_mutex_unlock(&lock);
+    if (delay) sleep_ms(delay);
+}
+
+static int slowly(int code) {
+    if (code == OK) take_time();
+    return code;
+}
+
 API int aclrtMalloc(void **pointer, size_t size, int policy) {
     ENTER(IN_CONTEXT);
-    return leave(allocate(pointer, size, policy, 32));
+    return slowly(leave(allocate(pointer, size, policy, 32)));
 }
 
 API int aclrtMallocAlign32(void **pointer, size_t size, int policy) {
     ENTER(IN_CONTEXT);
-    return leave(allocate(pointer, size, policy, 0));
+    return slowly(leave(allocate(pointer, size, policy, 0)));
+}
+
+/* Every call that gets device memory or gives it back takes this much longer from now on. */
+API void genie_test_delay_memory(int milliseconds) {
+    pthread_mutex_lock(&lock);
+    memory_delay = milliseconds;
+    pthread_mutex_unlock(&lock);
 }
 
 static int free_checked(void *pointer, int on_device) {
@@ -167,6 +187,7 @@ static int free_checked(void *pointer, int on_device) {
 }
 
 API int aclrtFree(void *pointer) {
+    take_time();
     ENTER_RELEASE(IN_CONTEXT);
     int code = free_checked(pointer, 1);
     LEAVE_RELEASE(code);

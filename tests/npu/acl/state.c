@@ -13,7 +13,7 @@ API int genie_acl_test_library = 1; /* how the product knows that this is no har
 
 pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 struct device devices[MAX_DEVICES];
-int device_count, peers_allowed, copy_delay, scribbles, foreign_waits, keeps_text, declines, counts_early, stays_broken;
+int device_count, peers_allowed, copy_delay, memory_delay, scribbles, foreign_waits, keeps_text, declines, counts_early, stays_broken;
 int event_limit, stream_limit, runtime, float_cube, events_alive[MAX_DEVICES];
 char chip[64];
 _Thread_local struct context *current;
@@ -411,7 +411,7 @@ API void genie_test_fail(const char *name, int nth, int code) {
     pthread_mutex_unlock(&lock);
 }
 
-/* Forgets violations, call counts, armed faults and the copy delay; returns how many faults had not fired. */
+/* Forgets violations, call counts, armed faults and delays; returns how many faults had not fired. */
 API int genie_test_clear(void) {
     int armed = 0;
     pthread_mutex_lock(&lock);
@@ -423,7 +423,7 @@ API int genie_test_clear(void) {
         faults = fault->next;
         free(fault);
     }
-    copy_delay = 0;
+    copy_delay = memory_delay = 0;
     return leave(armed);
 }
 
