@@ -18,7 +18,7 @@ from device_memory import get, put
 
 from mindtorch._ext import blocks
 
-STREAMS = 8  # of each device, shared by all threads
+STREAMS = 32  # of all devices, shared by all threads: their segments are more than there is where memory is short
 SIZES = [0, 1, 100, 5000, 100_000, 600_000, (1 << 20) + 1, 3 << 20]
 
 
@@ -139,7 +139,7 @@ def test_N2_many_threads_devices_and_streams(npu, library, pytestconfig, memory)
     """``short``: so little is left on each device that the allocator has to give back and borrow all the time."""
     threads, count = (64, 1000) if pytestconfig.getoption("--npu-load") == "full" else (24, 80)
     devices = range(min(npu.device_count(), 4))
-    streams = [[npu.Stream(device, -(i % 2)) for i in range(STREAMS)] for device in devices]
+    streams = [[npu.Stream(device, -(i % 2)) for i in range(STREAMS // len(devices))] for device in devices]
     npu.empty_cache()
     room = 32 + 8 * threads // len(devices) << 20
     taken = [blocks.allocate(device, npu.mem_get_info(device)[0] - room) for device in devices if memory == "short"]
