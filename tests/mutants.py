@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, which every test would do again
@@ -41,7 +42,7 @@ ROOT = Path(__file__).resolve().parent.parent
 #: What is changed, and the tests that are near it, quick ones first: the first that fits counts.
 NEAREST = {
     "_ext/acl*.pyx": "npu/test_binding.py npu/test_aclnn.py npu/test_aclnn_calls.py npu/test_deterministic.py",
-    "_ext/allocator.pyx": "npu/test_memory.py",
+    "_ext/allocator.pyx": "npu/test_allocator.py npu/test_memory.py npu/test_copies.py",
     "_ext/attributes.pyx": "test_lazy_tensor.py test_lazy_plain_programs.py",
     "_ext/balance.pyx": "profile/test_memory.py profile/test_peak.py",
     "_ext/blocks.pyx": "npu/test_memory.py npu/test_copies.py",
@@ -74,7 +75,7 @@ NEAREST = {
     "_ext/op*.pyx": "profile/test_report.py",
     "_ext/overlap.pyx": "test_lazy_overlap.py",
     "_ext/paths.pyx": "ext/test_context.py semantics profile/test_owners.py",
-    "_ext/pool.pyx": "npu/test_streams.py npu/test_events.py npu/test_memory.py",
+    "_ext/pool.pyx": "npu/test_streams.py npu/test_events.py npu/test_memory.py npu/test_failing_calls.py",
     "_ext/registry.pyx": "test_lazy_operators.py test_lazy_surroundings.py",
     "_ext/replay.pyx": "test_execute.py test_lazy_autograd_writes.py test_failures.py test_cache.py test_passes.py",
     "_ext/rowtable.pyx": "profile/test_rows.py profile/test_times_apart.py profile/test_report.py",
@@ -241,6 +242,7 @@ def fails(tests: list[str]) -> int:
     """In the tree: run these tests until one fails. 0 where none does."""
     os.environ.update(PYTHONPATH=f"{Path.cwd()}/site", PYTHONDONTWRITEBYTECODE="1")
     sys.modules.pop("tests", None)
+    sys.modules["__main__"] = ModuleType("__main__")  # what a test spawns would begin by importing this file again
     sys.dont_write_bytecode = True
     sys.path[:] = [f"{Path.cwd()}/site", *(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT)]
     quick = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--messages", "400"]
