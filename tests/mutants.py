@@ -69,7 +69,8 @@ NEAREST = {
     "_ext/labels.pyx": "profile/test_inclusive.py profile/test_times_apart.py",
     "_ext/layout.pyx": "ext/test_shapes_of_each.py ext/test_shapes.py test_lazy_layouts.py test_meta.py",
     "_ext/lazy.pyx": "ext/test_tape.py test_lazy_tensor.py test_limits.py test_incremental.py test_failures.py",
-    "_ext/ledger.pyx": "profile/test_memory_estimate.py estimate/test_caching_allocator.py estimate/test_estimating.py",
+    "_ext/ledger.pyx": "ext/test_ledger.py profile/test_memory_estimate.py estimate/test_estimating.py"
+    " conformance/test_estimate.py",
     "_ext/location.pyx": "ext/test_context.py profile/test_lines.py",
     "_ext/looking.pyx": "profile/test_waiting.py profile/test_lines.py",
     "_ext/op*.pyx": "profile/test_report.py",
@@ -316,8 +317,10 @@ def begin() -> None:
     _trial = Trial()
 
 
-def end_of(mutant: Mutant) -> str:
-    return _trial.end_of(mutant)
+def end_of(mutant: Mutant) -> tuple[str, float]:
+    """What becomes of it, and in how many seconds."""
+    begun = time.monotonic()
+    return _trial.end_of(mutant), time.monotonic() - begun
 
 
 def main() -> int:
@@ -339,11 +342,11 @@ def main() -> int:
             batch = [mutant for mutant, _ in zip(rest, range(min(asked.sample - done, 4 * asked.jobs)))]
             if not batch:
                 break
-            for mutant, end in zip(batch, processes.map(end_of, batch)):
+            for mutant, (end, took) in zip(batch, processes.map(end_of, batch)):
                 ends[end] += 1
                 line = (ROOT / mutant.path).read_text().splitlines()[mutant.line - 1].strip()
                 at = f"{mutant.path}:{mutant.line}:{mutant.column + 1}"
-                print(f"{end:8} {at}: {mutant.old!r} -> {mutant.new!r}: {line}", flush=True)
+                print(f"{end:8} {took:4.0f} s {at}: {mutant.old!r} -> {mutant.new!r}: {line}", flush=True)
     tried = ends["killed"] + ends["survived"]
     share = 100 * ends["killed"] / max(tried, 1)
     print(f"{ends['killed']} of {tried} mutants were noticed, {share:.1f} %; {ends['invalid']} did not compile")
