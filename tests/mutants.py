@@ -44,10 +44,11 @@ NEAREST = {
     "_ext/acl*.pyx": "npu/test_binding.py npu/test_aclnn.py npu/test_aclnn_calls.py npu/test_deterministic.py",
     "_ext/allocator.pyx": "npu/test_allocator.py npu/test_memory.py npu/test_copies.py",
     "_ext/attributes.pyx": "test_lazy_tensor.py test_lazy_plain_programs.py",
-    "_ext/balance.pyx": "profile/test_memory.py profile/test_peak.py",
+    "_ext/balance.pyx": "profile/test_balance.py profile/test_memory.py profile/test_peak.py profile/test_made_of.py",
     "_ext/blocks.pyx": "npu/test_memory.py npu/test_copies.py",
     "_ext/collect.pyx": "profile/test_times_apart.py profile/test_nested.py profile/test_lazy.py"
-    " profile/test_as_plain.py profile/test_memory.py profile/test_inclusive.py profile/test_report.py",
+    " profile/test_as_plain.py profile/test_memory.py profile/test_inclusive.py profile/test_report.py"
+    " profile/test_lines.py profile/test_peak.py profile/test_compiling.py profile/test_surroundings.py",
     "_ext/context.pyx": "ext/test_context.py semantics profile/test_nested.py",
     "_ext/dispatch.pyx": "ext/test_dispatch.py test_lazy_tensor.py",
     "_ext/divided.pyx": "remote/test_placing.py",
@@ -61,7 +62,7 @@ NEAREST = {
     "_ext/intercept.pyx": "test_lazy_tensor.py test_lazy_function_entries.py test_lazy_modes.py"
     " test_lazy_autograd_writes.py test_lazy_mistakes.py test_lazy_eager.py",
     "_ext/in_flight.pyx": "npu/test_failing_calls.py",
-    "_ext/intern.pyx": "ext/test_tape.py ext/test_tables.py",
+    "_ext/intern.pyx": "ext/test_tape.py ext/test_tables.py test_lazy_tensor.py",
     "_ext/interpreter.pyx": "ext/test_interpreter.py ext/test_context.py",
     "_ext/kept_wrappers.pyx": "test_lazy_kept_wrappers.py",
     "_ext/keys.pyx": "test_lazy_function_entries.py test_lazy_products.py test_lazy_floats.py test_lazy_mistakes.py"
@@ -109,8 +110,8 @@ NEAREST = {
     " test_lazy_transforms.py"
     " test_lazy_operators.py test_lazy_modes.py",
     "engine/record/meta.py": "test_meta.py",
-    "engine/record/mixing.py engine/record/placed.py": "test_lazy_joined.py conformance/test_mixing.py"
-    " test_lazy_mistakes.py",
+    "engine/record/mixing.py engine/record/placed.py": "test_lazy_joined.py test_lazy_sparse.py"
+    " conformance/test_mixing.py test_lazy_mistakes.py",
     "engine/record/lists.py": "remote/test_placing.py remote/test_spread.py",
     "engine/record/sequences.py engine/record/seen.py": "test_lazy_sequences.py",
     "engine/record/predict.py": "test_lazy_modules.py test_lazy_products.py test_lazy_layouts.py test_lazy_mistakes.py"
@@ -120,7 +121,8 @@ NEAREST = {
     "engine/remote/cuts.py": "remote/test_cut_numbers.py remote/test_cuts.py remote/test_placing.py",
     "engine/remote/placing.py engine/remote/division.py engine/remote/unplaced.py": "remote/test_placing.py",
     "engine/remote/spread.py": "remote/test_spread.py",
-    "engine/remote/checks.py engine/remote/functions.py engine/remote/wire.py": "remote/test_wire.py"
+    "engine/remote/functions.py": "remote/test_functions.py remote/test_wire.py remote/test_loopback.py remote/test_checks.py",
+    "engine/remote/checks.py engine/remote/wire.py": "remote/test_wire.py"
     " remote/test_loopback.py remote/test_checks.py",
     "engine/remote/child.py engine/remote/pipe.py engine/remote/hello.py": "remote/test_pipe.py",
     "engine/remote/failing.py": "remote/test_lost_writes.py remote/test_loopback.py",
@@ -143,10 +145,18 @@ OTHERS = {
 
 
 CAST = re.compile(r"<\s*[A-Za-z_][\w. ]*[* ]*\??>")
-#: Where one more is more memory than is needed, and nothing else: `calloc(n, 1)`, `2 * sizeof(int)`.
-ROOMY = re.compile(r"\b(malloc|calloc|realloc)\(([^()/-]|\(([^()/-]|\([^()/-]*\))*\))*\)")
+#: Where one more is more memory than is needed, and nothing else: `calloc(n, 1)`, `2 * sizeof(int)`, what functions of
+#: ours make room for, the length of an array that is declared, and the length that memory is about to grow to.
+ROOMY = re.compile(
+    r"\b(malloc|calloc|realloc|_?room|reserve)\(([^()/-]|\(([^()/-]|\([^()/-]*\))*\))*(\)|$)"
+    r"|^\s*cdef \w+ \*?\w+\[\d+\]|^\s*(cdef (size_t|uint32_t) )?cap = [^/,]+$"
+)
 #: What a function in C gives where it raises.
 RAISES = re.compile(r"\bexcept\s?\??\s?-?\s?\d+( nogil)?:$")
+#: A function in C that gives a number only since it may raise.
+MAY_RAISE = re.compile(
+    r"^( *)cdef (inline )?int [^\n]*(?:\n[^\n]*[^:\n])*?\) except -1( nogil)?:\n((?:\1 .*\n|\n)*)", re.M
+)
 
 
 class Mutant(NamedTuple):
@@ -170,12 +180,27 @@ class Mutant(NamedTuple):
         return before
 
 
+def all_is_well(text: str) -> set[int]:
+    """Lines that give 0 where a function may raise and gives nothing else: nobody looks at what it gives."""
+    found: set[int] = set()
+    for function in MAY_RAISE.finditer(text):
+        first = text.count("\n", 0, function.start(4)) + 1
+        given = {
+            first + k: line.split("#")[0].strip()
+            for k, line in enumerate(function[4].splitlines()) if line.lstrip().startswith("return")
+        }  # fmt: skip
+        if set(given.values()) <= {"return 0"}:
+            found.update(given)
+    return found
+
+
 def mutants(path: str) -> Iterator[Mutant]:
     """All of a file, in Python or Cython: what tokens may become. Declarations have none worth a try, and nothing
     depends on whether `zip` looks at what is as long as it must be."""
     text = (ROOT / path).read_text()
     lines = text.splitlines()
     before = two_before = ""
+    unread = all_is_well(text)
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         whole = lines[min(token.start[0], len(lines)) - 1]
         line = whole.strip()
@@ -185,6 +210,7 @@ def mutants(path: str) -> Iterator[Mutant]:
         declares |= any(at.start() <= token.start[1] < at.end() for p in (CAST, RAISES) for at in p.finditer(whole))
         new = None
         if token.type == tokenize.NUMBER and token.string.isdigit():
+            declares |= token.start[0] in unread
             declares |= any(call.start() < token.start[1] < call.end() for call in ROOMY.finditer(whole))
             new = str(int(token.string) + 1)
         elif token.type in (tokenize.OP, tokenize.NAME):
