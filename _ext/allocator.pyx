@@ -116,14 +116,13 @@ cdef void _insert(Piece *piece) noexcept nogil:
 cdef int _make_room(Memory *memory, Lane *lane, bint large) noexcept nogil:
     """Room in the lists for one piece more than there are, so that giving back cannot fail."""
     cdef Stack *stack = &lane.free[large]
-    if reserve(<void **>&stack.items, &stack.room, lane.pieces[large] + 1, sizeof(void *)) or reserve(
+    if reserve(<void **>&stack.items, &stack.room, memory.count + 1, sizeof(void *)) or reserve(
             <void **>&memory.waiting.items, &memory.waiting.room, memory.count + 1, sizeof(void *)):
         return NO_MEMORY
     return 0
 
 
 cdef void _forget(Memory *memory, Piece *piece) noexcept nogil:
-    piece.lane.pieces[piece.large] -= 1
     memory.count -= 1
     free(piece.uses)
     free(piece)
@@ -168,7 +167,6 @@ cdef void _split(Memory *memory, Piece *piece, size_t size) noexcept nogil:
         piece.after.before = other
     piece.after = other
     piece.size = size
-    piece.lane.pieces[piece.large] += 1
     memory.count += 1
     _merge(memory, other)  # what follows it may have become free since the piece was taken
 
@@ -250,7 +248,6 @@ cdef int _new_segment(Lane *lane, bint large, size_t size, bint tight, Piece **m
     code = _make_room(memory, lane, large)
     full = memory.most and memory.reserved.current + <int64_t>span > memory.most
     if code == 0 and not full:  # counted before it is there: another thread may make room meanwhile
-        lane.pieces[large] += 1
         memory.count += 1
     pthread_mutex_unlock(&unit.lock)
     if code == 0 and full:  # as the library would say it
@@ -272,7 +269,6 @@ cdef int _new_segment(Lane *lane, bint large, size_t size, bint tight, Piece **m
                 piece.large, piece.taken = large, True
                 _split(memory, piece, size)
         if code != 0:
-            lane.pieces[large] -= 1
             memory.count -= 1
         pthread_mutex_unlock(&unit.lock)
         if code != 0 and address != NULL:

@@ -144,20 +144,22 @@ cdef bint following = False
 
 
 cdef bint _room(void **array, uint32_t *cap, uint32_t wanted, size_t size, uint32_t first) noexcept:
-    """Make room for `wanted` entries; False when there is no memory for that."""
+    """Make room for `wanted` entries, new ones of zeros; False when there is no memory for that."""
     global short_of_memory
+    cdef size_t had = cap[0] * size
     cdef uint32_t cap_now = cap[0]
-    cdef void *bigger
+    cdef char *bigger
     if wanted <= cap_now:
         return True
     if cap_now < first:
         cap_now = first
     while cap_now < wanted:
         cap_now = cap_now * 2 if cap_now < 0x80000000 else 0xFFFFFFFF
-    bigger = realloc(array[0], cap_now * size)
+    bigger = <char *>realloc(array[0], cap_now * size)
     if not bigger:
         short_of_memory = True
         return False
+    memset(bigger + had, 0, cap_now * size - had)
     array[0] = bigger
     cap[0] = cap_now
     return True
@@ -300,13 +302,7 @@ cdef void _note_block(uint32_t slot, uint32_t meta, uint32_t sig, uint32_t modul
 
 
 cdef bint _room_for_slot(uint32_t slot) noexcept:
-    global cap_slots
-    cdef uint32_t had = cap_slots
-    if not _room(<void **>&block_of, &cap_slots, slot + 1, 4, 4096):
-        return False
-    if had < cap_slots:
-        memset(block_of + had, 0, (cap_slots - had) * 4)
-    return True
+    return _room(<void **>&block_of, &cap_slots, slot + 1, 4, 4096)
 
 
 cdef uint32_t _new_block(uint64_t nbytes, int8_t place, uint32_t sig, uint32_t module, uint32_t location,
@@ -432,12 +428,9 @@ cdef inline bint _each_time(SigS *s) noexcept:
 
 cdef bint keep_script(uint32_t sig, Script *script) noexcept:
     """From now on the calls `sig` are logged by this script, which belongs to the ledger."""
-    cdef uint32_t had = cap_scripts
     if not _room(<void **>&scripts, &cap_scripts, sig + 1, sizeof(Script *), 4096):
         free(script)
         return False
-    if had < cap_scripts:
-        memset(scripts + had, 0, (cap_scripts - had) * sizeof(Script *))
     free(scripts[sig])
     scripts[sig] = script
     return True

@@ -82,7 +82,6 @@ cdef struct Lane:
     uint64_t sound                # up to here it was waited for, and nothing had failed
     Fence *fences                 # recorded and not known to be over: [head, n_fences)
     Stack free[2]                 # the allocator's: small and large pieces of memory, by size
-    int pieces[2]
     PyObject *object              # the Stream that stands for it, made at first use and kept
     int head, n_fences, room, number
 

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, which every test would do again
@@ -41,12 +42,13 @@ ROOT = Path(__file__).resolve().parent.parent
 #: What is changed, and the tests that are near it, quick ones first: the first that fits counts.
 NEAREST = {
     "_ext/acl*.pyx": "npu/test_binding.py npu/test_aclnn.py npu/test_aclnn_calls.py npu/test_deterministic.py",
-    "_ext/allocator.pyx": "npu/test_memory.py",
+    "_ext/allocator.pyx": "npu/test_allocator.py npu/test_memory.py npu/test_copies.py",
     "_ext/attributes.pyx": "test_lazy_tensor.py test_lazy_plain_programs.py",
-    "_ext/balance.pyx": "profile/test_memory.py profile/test_peak.py",
+    "_ext/balance.pyx": "profile/test_balance.py profile/test_memory.py profile/test_peak.py profile/test_made_of.py",
     "_ext/blocks.pyx": "npu/test_memory.py npu/test_copies.py",
     "_ext/collect.pyx": "profile/test_times_apart.py profile/test_nested.py profile/test_lazy.py"
-    " profile/test_as_plain.py profile/test_memory.py profile/test_inclusive.py profile/test_report.py",
+    " profile/test_as_plain.py profile/test_memory.py profile/test_inclusive.py profile/test_report.py"
+    " profile/test_lines.py profile/test_peak.py profile/test_compiling.py profile/test_surroundings.py",
     "_ext/context.pyx": "ext/test_context.py semantics profile/test_nested.py",
     "_ext/dispatch.pyx": "ext/test_dispatch.py test_lazy_tensor.py",
     "_ext/divided.pyx": "remote/test_placing.py",
@@ -60,7 +62,7 @@ NEAREST = {
     "_ext/intercept.pyx": "test_lazy_tensor.py test_lazy_function_entries.py test_lazy_modes.py"
     " test_lazy_autograd_writes.py test_lazy_mistakes.py test_lazy_eager.py",
     "_ext/in_flight.pyx": "npu/test_failing_calls.py",
-    "_ext/intern.pyx": "ext/test_tape.py ext/test_tables.py",
+    "_ext/intern.pyx": "ext/test_tape.py ext/test_tables.py test_lazy_tensor.py",
     "_ext/interpreter.pyx": "ext/test_interpreter.py ext/test_context.py",
     "_ext/kept_wrappers.pyx": "test_lazy_kept_wrappers.py",
     "_ext/keys.pyx": "test_lazy_function_entries.py test_lazy_products.py test_lazy_floats.py test_lazy_mistakes.py"
@@ -68,13 +70,14 @@ NEAREST = {
     "_ext/labels.pyx": "profile/test_inclusive.py profile/test_times_apart.py",
     "_ext/layout.pyx": "ext/test_shapes_of_each.py ext/test_shapes.py test_lazy_layouts.py test_meta.py",
     "_ext/lazy.pyx": "ext/test_tape.py test_lazy_tensor.py test_limits.py test_incremental.py test_failures.py",
-    "_ext/ledger.pyx": "profile/test_memory_estimate.py estimate/test_caching_allocator.py estimate/test_estimating.py",
+    "_ext/ledger.pyx": "ext/test_ledger.py profile/test_memory_estimate.py estimate/test_estimating.py"
+    " conformance/test_estimate.py",
     "_ext/location.pyx": "ext/test_context.py profile/test_lines.py",
     "_ext/looking.pyx": "profile/test_waiting.py profile/test_lines.py",
     "_ext/op*.pyx": "profile/test_report.py",
     "_ext/overlap.pyx": "test_lazy_overlap.py",
     "_ext/paths.pyx": "ext/test_context.py semantics profile/test_owners.py",
-    "_ext/pool.pyx": "npu/test_streams.py npu/test_events.py npu/test_memory.py",
+    "_ext/pool.pyx": "npu/test_streams.py npu/test_events.py npu/test_memory.py npu/test_failing_calls.py",
     "_ext/registry.pyx": "test_lazy_operators.py test_lazy_surroundings.py",
     "_ext/replay.pyx": "test_execute.py test_lazy_autograd_writes.py test_failures.py test_cache.py test_passes.py",
     "_ext/rowtable.pyx": "profile/test_rows.py profile/test_times_apart.py profile/test_report.py",
@@ -107,8 +110,8 @@ NEAREST = {
     " test_lazy_transforms.py"
     " test_lazy_operators.py test_lazy_modes.py",
     "engine/record/meta.py": "test_meta.py",
-    "engine/record/mixing.py engine/record/placed.py": "test_lazy_joined.py conformance/test_mixing.py"
-    " test_lazy_mistakes.py",
+    "engine/record/mixing.py engine/record/placed.py": "test_lazy_joined.py test_lazy_sparse.py"
+    " conformance/test_mixing.py test_lazy_mistakes.py",
     "engine/record/lists.py": "remote/test_placing.py remote/test_spread.py",
     "engine/record/sequences.py engine/record/seen.py": "test_lazy_sequences.py",
     "engine/record/predict.py": "test_lazy_modules.py test_lazy_products.py test_lazy_layouts.py test_lazy_mistakes.py"
@@ -118,7 +121,8 @@ NEAREST = {
     "engine/remote/cuts.py": "remote/test_cut_numbers.py remote/test_cuts.py remote/test_placing.py",
     "engine/remote/placing.py engine/remote/division.py engine/remote/unplaced.py": "remote/test_placing.py",
     "engine/remote/spread.py": "remote/test_spread.py",
-    "engine/remote/checks.py engine/remote/functions.py engine/remote/wire.py": "remote/test_wire.py"
+    "engine/remote/functions.py": "remote/test_functions.py remote/test_wire.py remote/test_loopback.py remote/test_checks.py",
+    "engine/remote/checks.py engine/remote/wire.py": "remote/test_wire.py"
     " remote/test_loopback.py remote/test_checks.py",
     "engine/remote/child.py engine/remote/pipe.py engine/remote/hello.py": "remote/test_pipe.py",
     "engine/remote/failing.py": "remote/test_lost_writes.py remote/test_loopback.py",
@@ -141,10 +145,18 @@ OTHERS = {
 
 
 CAST = re.compile(r"<\s*[A-Za-z_][\w. ]*[* ]*\??>")
-#: Where one more is more memory than is needed, and nothing else: `calloc(n, 1)`, `2 * sizeof(int)`.
-ROOMY = re.compile(r"\b(malloc|calloc|realloc)\(([^()/-]|\(([^()/-]|\([^()/-]*\))*\))*\)")
+#: Where one more is more memory than is needed, and nothing else: `calloc(n, 1)`, `2 * sizeof(int)`, what functions of
+#: ours make room for, the length of an array that is declared, and the length that memory is about to grow to.
+ROOMY = re.compile(
+    r"\b(malloc|calloc|realloc|_?room|reserve)\(([^()/-]|\(([^()/-]|\([^()/-]*\))*\))*(\)|$)"
+    r"|^\s*cdef \w+ \*?\w+\[\d+\]|^\s*(cdef (size_t|uint32_t) )?cap = [^/,]+$"
+)
 #: What a function in C gives where it raises.
 RAISES = re.compile(r"\bexcept\s?\??\s?-?\s?\d+( nogil)?:$")
+#: A function in C that gives a number only since it may raise.
+MAY_RAISE = re.compile(
+    r"^( *)cdef (inline )?int [^\n]*(?:\n[^\n]*[^:\n])*?\) except -1( nogil)?:\n((?:\1 .*\n|\n)*)", re.M
+)
 
 
 class Mutant(NamedTuple):
@@ -168,12 +180,27 @@ class Mutant(NamedTuple):
         return before
 
 
+def all_is_well(text: str) -> set[int]:
+    """Lines that give 0 where a function may raise and gives nothing else: nobody looks at what it gives."""
+    found: set[int] = set()
+    for function in MAY_RAISE.finditer(text):
+        first = text.count("\n", 0, function.start(4)) + 1
+        given = {
+            first + k: line.split("#")[0].strip()
+            for k, line in enumerate(function[4].splitlines()) if line.lstrip().startswith("return")
+        }  # fmt: skip
+        if set(given.values()) <= {"return 0"}:
+            found.update(given)
+    return found
+
+
 def mutants(path: str) -> Iterator[Mutant]:
     """All of a file, in Python or Cython: what tokens may become. Declarations have none worth a try, and nothing
     depends on whether `zip` looks at what is as long as it must be."""
     text = (ROOT / path).read_text()
     lines = text.splitlines()
     before = two_before = ""
+    unread = all_is_well(text)
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         whole = lines[min(token.start[0], len(lines)) - 1]
         line = whole.strip()
@@ -183,6 +210,7 @@ def mutants(path: str) -> Iterator[Mutant]:
         declares |= any(at.start() <= token.start[1] < at.end() for p in (CAST, RAISES) for at in p.finditer(whole))
         new = None
         if token.type == tokenize.NUMBER and token.string.isdigit():
+            declares |= token.start[0] in unread
             declares |= any(call.start() < token.start[1] < call.end() for call in ROOMY.finditer(whole))
             new = str(int(token.string) + 1)
         elif token.type in (tokenize.OP, tokenize.NAME):
@@ -241,6 +269,7 @@ def fails(tests: list[str]) -> int:
     """In the tree: run these tests until one fails. 0 where none does."""
     os.environ.update(PYTHONPATH=f"{Path.cwd()}/site", PYTHONDONTWRITEBYTECODE="1")
     sys.modules.pop("tests", None)
+    sys.modules["__main__"] = ModuleType("__main__")  # what a test spawns would begin by importing this file again
     sys.dont_write_bytecode = True
     sys.path[:] = [f"{Path.cwd()}/site", *(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT)]
     quick = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--messages", "400"]
@@ -314,8 +343,10 @@ def begin() -> None:
     _trial = Trial()
 
 
-def end_of(mutant: Mutant) -> str:
-    return _trial.end_of(mutant)
+def end_of(mutant: Mutant) -> tuple[str, float]:
+    """What becomes of it, and in how many seconds."""
+    begun = time.monotonic()
+    return _trial.end_of(mutant), time.monotonic() - begun
 
 
 def main() -> int:
@@ -337,11 +368,11 @@ def main() -> int:
             batch = [mutant for mutant, _ in zip(rest, range(min(asked.sample - done, 4 * asked.jobs)))]
             if not batch:
                 break
-            for mutant, end in zip(batch, processes.map(end_of, batch)):
+            for mutant, (end, took) in zip(batch, processes.map(end_of, batch)):
                 ends[end] += 1
                 line = (ROOT / mutant.path).read_text().splitlines()[mutant.line - 1].strip()
                 at = f"{mutant.path}:{mutant.line}:{mutant.column + 1}"
-                print(f"{end:8} {at}: {mutant.old!r} -> {mutant.new!r}: {line}", flush=True)
+                print(f"{end:8} {took:4.0f} s {at}: {mutant.old!r} -> {mutant.new!r}: {line}", flush=True)
     tried = ends["killed"] + ends["survived"]
     share = 100 * ends["killed"] / max(tried, 1)
     print(f"{ends['killed']} of {tried} mutants were noticed, {share:.1f} %; {ends['invalid']} did not compile")

@@ -203,6 +203,65 @@ def test_N4_pinned_memory_is_reused_behind_what_used_it(npu, library):
         assert blocks.Pinned(3 * MIB).address == place
 
 
+def test_N4_a_copy_is_queued_where_pinned_memory_holds_just_all_of_it(npu, library):
+    memory = blocks.Pinned(8192)
+    place = memory.address + 4096
+    ctypes.memset(place, ord("a"), 4096)
+    with npu.Stream(0) as stream:
+        block = blocks.allocate(0, 4096)
+        library.hold(stream.npu_stream)
+        blocks.copy_in(block, 0, place, 4096, wait=False)
+        ctypes.memset(place, ord("b"), 4096)
+        library.release()
+        assert get(block) == b"b" * 4096
+
+
+def test_N4_pinned_memory_is_of_powers_of_two_and_used_for_as_much_again(in_npu_process):
+    said = in_npu_process(
+        """
+        from mindtorch import npu
+        from mindtorch._ext import blocks
+        sizes = (1, 512, 513, 1024, 1025, 4096)  # of 512, 512, 1024, 1024, 2048 and 4096 bytes
+        held = [blocks.Pinned(size) for size in sizes]
+        places = [each.address for each in held]
+        del held[:]
+
+        def where(size):
+            held.append(blocks.Pinned(size))
+            return places.index(held[-1].address) if held[-1].address in places else None
+
+        print(sorted([where(512), where(300)]), sorted([where(500), where(1)]), where(512))
+        print(where(1025), where(2048), where(2048))
+        print([blocks.is_pinned(place) for place in places])
+        print([blocks.is_pinned(places[5] + at) for at in (-1, 0, 4095, 4096)])
+        held.clear()
+        print([blocks.is_pinned(place) for place in places])
+        """
+    )
+    ends = [False, True, True, False]
+    assert said.splitlines() == ["[0, 1] [2, 3] None", "4 5 None", f"{[True] * 6}", f"{ends}", f"{[False] * 6}"]
+
+
+def test_N4_64_mib_of_pinned_memory_are_kept_and_more_is_given_back(in_npu_process):
+    said = in_npu_process(
+        """
+        import os
+        from acl_library import Library
+        from mindtorch import npu
+        from mindtorch._ext import blocks
+        npu.device_count()
+        library = Library(os.environ["GENIE_ACL_LIBRARY"])
+        kept = blocks.Pinned(1 << 20)
+        for sizes in ((32, 32), (128,), (512,)):  # MiB
+            held = [blocks.Pinned(size << 20) for size in sizes]
+            print(library.calls("aclrtMallocHost"), library.calls("aclrtFreeHost"))
+            del held
+        assert blocks.is_pinned(kept.address) and blocks.is_pinned(kept.address + (1 << 20) - 1)
+        """
+    )
+    assert said.splitlines() == ["3 0", "4 0", "5 3"]
+
+
 # Other numbers of devices.
 
 

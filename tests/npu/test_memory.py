@@ -392,7 +392,7 @@ int pthread_mutex_unlock(pthread_mutex_t *mutex) {
     Dl_info from;
     if (!next) next = (int (*)(pthread_mutex_t *))dlsym(RTLD_NEXT, "pthread_mutex_unlock");
     int code = next(mutex);
-    if (dladdr(__builtin_return_address(0), &from) && strstr(from.dli_fname, "/memory.")) usleep(100);
+    if (dladdr(__builtin_return_address(0), &from) && strstr(from.dli_fname, "/allocator.")) usleep(100);
     return code;
 }
 """
