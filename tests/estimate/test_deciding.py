@@ -82,6 +82,23 @@ def test_C4_lbfgs_takes_all_its_iterations(session: None, search: str | None) ->
     optimizer.step(closure)
     assert 10 <= calls <= 13
     assert optimizer.param_groups[0]["tolerance_grad"] > 0
+    kept = optimizer.state[model.weight]
+    assert len(kept["old_dirs"]) == len(kept["old_stps"]) == 9  # its memory: two vectors an iteration
+
+
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_C4_the_closure_of_lbfgs_reads_what_is_assumed(session: None, search: str | None) -> None:
+    model, read = nn.Linear(4, 4).cuda(), set()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3, line_search_fn=search)
+
+    def closure() -> torch.Tensor:
+        loss = model(torch.randn(2, 4, device="cuda")).square().sum()
+        loss.backward()
+        read.add(loss.item())
+        return loss
+
+    optimizer.step(closure)
+    assert read == {0.0}
 
 
 def routed(balanced: bool) -> list[int]:
