@@ -197,7 +197,7 @@ def _evaluate(call: int, info: Any, template: tuple, inputs: list[Any], results:
 
 def _compute(call: int, info: Any, template: tuple, inputs: list[Any], results: list[Any]) -> None:
     values = [kept(handle_of(t)) for t in inputs]
-    deciding.combine(call, info, inputs, results, values)
+    deciding.meet(call, info, inputs, results, values)
     made = None
     if any(v is None for v in values):
         if info.name in ops.decisions.NAMES and results:
@@ -424,8 +424,8 @@ def _with_workspace(args: tuple, out: Any) -> Any:
     if not torch.is_grad_enabled():
         return out
     place = _core.device_index(args[0])
-    nbytes = (rnn_workspace if device_at(place).type == "cpu" else lstm_kept)(args)
     with torch._C.DisableTorchFunction():
+        nbytes = (rnn_workspace if device_at(place).type == "cpu" else lstm_kept)(args)
         made = torch.empty(nbytes, dtype=torch.uint8, device="meta")
     return (*out[:3], _core.hold(made, place, None, True))
 
