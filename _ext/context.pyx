@@ -156,6 +156,8 @@ cdef dict _constructors = {}                   # code of ``__init__`` of classes
 cdef object _original_call = None
 cdef object _module_class = None
 cdef object _original_backward = None
+cdef object _begin_backward = None
+cdef object _end_backward = None
 cdef object _sequence_nr = None
 cdef object _current_node = None
 cdef object _grad_enabled = None
@@ -571,7 +573,11 @@ cdef void leave(mt_tls *t, uint32_t depth, uint32_t previous, uint8_t phase, uin
 
 
 def tracked_backward(*args, **kwargs):
-    """Replacement of ``torch.autograd.graph._engine_run_backward``: the original, in phase "backward"."""
+    """Replacement of ``torch.autograd.graph._engine_run_backward``: the original, in phase "backward".
+
+    No function in Python is on the stack meanwhile that is not without us: warnings of hooks say whose line they are
+    by counting frames.
+    """
     global _backwards, _backward_log, _differentiates
     cdef mt_tls *t = mt_get()
     cdef mt_log *previous_log = _backward_log
@@ -588,8 +594,13 @@ def tracked_backward(*args, **kwargs):
         _backward_log = t.log
     _backwards += 1
     try:
-        _differentiates = args[3] if len(args) > 3 else kwargs.get("create_graph", False)
-        return _original_backward(*args, **kwargs)
+        _differentiates, within = _begin_backward(*args, **kwargs)
+        if within is None:
+            found = _original_backward(*args, **kwargs)
+        else:
+            with within:
+                found = _original_backward(*args, **kwargs)
+        return _end_backward(found, *args, **kwargs) if found else found
     finally:
         t.phase = PHASE_BACKWARD               # an optimizer's step in a hook has ended it
         if _n_hooks:
@@ -715,10 +726,21 @@ def tracked_own_call(original, *args, **kwargs):
                                  <PyObject *> names if names else NULL))
 
 
-def set_run_backward(original):
-    """The function that `tracked_backward` calls."""
-    global _original_backward
-    _original_backward = original
+def set_run_backward(original, begin, end):
+    """The function that `tracked_backward` calls; begin(*args, **kwargs): before it, (whether its results are to be
+    differentiated themselves, a context manager that it is to run in or None); end(found, *args, **kwargs): of what
+    it found, if that is anything, what is to be handed on."""
+    global _original_backward, _begin_backward, _end_backward
+    _original_backward, _begin_backward, _end_backward = original, begin, end
+
+
+def followed(func, after):
+    """`func`, after which `after` is called with its arguments; no frame of it is on the stack, see above."""
+    def both(*args, **kwargs):
+        found = func(*args, **kwargs)
+        after(*args, **kwargs)
+        return found
+    return both
 
 
 def configure(sequence_nr, current_node, grad_enabled, module_class, parameter_owner=None):

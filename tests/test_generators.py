@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import mindtorch
+from mindtorch.engine.execute import LocalExecutor
 
 DEVICES = ("remote_accelerator:0", "remote_accelerator:1", "remote_accelerator:7")
 
@@ -155,6 +156,14 @@ def test_L7_every_index_there_is_has_a_generator() -> None:
     assert len({t.item() for t in kept}) == 1
     again = [torch.rand(1, device=f"remote_accelerator:{i}") for i in (0, 127)]
     assert again[0].item() == again[1].item() != kept[0].item()
+
+
+def test_L7_a_device_that_nobody_seeded_begins_anywhere() -> None:
+    first, second = LocalExecutor(), LocalExecutor()
+    drawn = [executor.state(0).tolist() for executor in (first, second)]
+    assert drawn[0] != drawn[1] and first.state(0).tolist() == drawn[0]
+    first.seed(3), second.seed(3)
+    assert first.state(1).equal(second.state(1))
 
 
 def test_L7_a_generator_of_the_programs_own_draws_the_cpus_numbers(same_as_eager: Callable[..., None]) -> None:

@@ -255,6 +255,12 @@ def rnn_workspace(args: Args) -> int:
     return sum(_up(4 * n, 4096) for n in floats)
 
 
+def lstm_kept(args: Args) -> int:
+    """Bytes that any implementation of an LSTM keeps for its backward pass: the four gates and the cell state."""
+    steps, batch, _ = args[0].shape
+    return 5 * steps * batch * int(args[2].shape[1]) * int(args[0].element_size())
+
+
 def _rnn(args: Args, rows: int, padded: bool) -> int:
     """Weights as the kernel wants them, the gates of `rows`, some states."""
     features, hidden, batch = args[1].shape[1], args[2].shape[1], args[0].shape[1]

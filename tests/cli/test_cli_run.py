@@ -57,6 +57,15 @@ def test_C9_a_traceback_has_no_line_of_ours(runs):
     assert "mat1 and mat2 shapes cannot be multiplied" in under.err.splitlines()[-1]
 
 
+def test_C9_a_program_without_a_seed_draws_other_numbers_each_time(runs):
+    """As under python: noise that is to hide something must not be the same in every run."""
+    name = runs.write("import torch\nprint(torch.initial_seed(), torch.rand(3).tolist())\n")
+    for how in (), ("--executor", "pipe"):
+        first, second = (runs.anew(*runs.GENIE, *how, name) for _ in range(2))
+        assert first.code == second.code == 0
+        assert not {*first.out.split()} & {*second.out.split()}, how
+
+
 def test_C9_a_module_is_run_as_python_dash_m_runs_it(runs):
     Path("pkg").mkdir()
     runs.write("", "pkg/__init__.py")

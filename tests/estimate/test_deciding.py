@@ -82,6 +82,23 @@ def test_C4_lbfgs_takes_all_its_iterations(session: None, search: str | None) ->
     optimizer.step(closure)
     assert 10 <= calls <= 13
     assert optimizer.param_groups[0]["tolerance_grad"] > 0
+    kept = optimizer.state[model.weight]
+    assert len(kept["old_dirs"]) == len(kept["old_stps"]) == 9  # its memory: two vectors an iteration
+
+
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_C4_the_closure_of_lbfgs_reads_what_is_assumed(session: None, search: str | None) -> None:
+    model, read = nn.Linear(4, 4).cuda(), set()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3, line_search_fn=search)
+
+    def closure() -> torch.Tensor:
+        loss = model(torch.randn(2, 4, device="cuda")).square().sum()
+        loss.backward()
+        read.add(loss.item())
+        return loss
+
+    optimizer.step(closure)
+    assert read == {0.0}
 
 
 def routed(balanced: bool) -> list[int]:
@@ -94,6 +111,27 @@ def routed(balanced: bool) -> list[int]:
 def test_C4_tokens_are_routed_to_all_experts_alike_if_asked_for() -> None:
     assert routed(True) == [16] * 8
     assert sum(routed(False)) == 128 and max(routed(False)) == 128
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(64, [128]), (4096, [8192] * 8)])
+def test_C4_experts_that_look_for_their_tokens_in_one_hot_get_all_of_them(tokens: int, rows: list[int]) -> None:
+    """As transformers' do. All tokens choose the first expert; where they are too many to be known, each keeps all."""
+    found = []
+    with estimating(Accelerator("Test GPU", 10**9)):
+        chosen = nn.Linear(16, 8).cuda()(torch.randn(tokens, 16, device="cuda")).topk(2, -1).indices
+        mask = nn.functional.one_hot(chosen, 9).permute(2, 1, 0)
+        for k in (mask.sum((-1, -2)) > 0).nonzero():
+            if k[0] != 8:
+                found.append(len(torch.where(mask[k[0]])[1]))
+    assert found == rows and assumptions.assumed()
+
+
+def test_C4_a_number_is_written_at_the_first_of_unknown_places(session: None) -> None:
+    scores = torch.randn(2, 5, device="cuda")
+    marked = torch.zeros(2, 5, dtype=torch.int64, device="cuda").scatter_(1, scores.topk(2).indices, 3)
+    assert marked.tolist() == [[3, 3, 0, 0, 0]] * 2
+    assert marked.scatter_(1, scores.topk(2).indices, 4).tolist() == [[0] * 5] * 2  # what was there is lost
+    assert torch.zeros(2, 1, dtype=torch.int64).scatter_(1, scores.cpu().topk(3).indices, 1).tolist() == [[1]] * 2
 
 
 def test_C4_predictions_are_compared_with_known_labels(session: None) -> None:

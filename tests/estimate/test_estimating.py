@@ -339,6 +339,40 @@ def test_C4_recurrent_layers_are_said_to_be_estimated_step_by_step(device: str, 
     assert any("step by step" in text for text in seen.report()["warnings"]) is told
 
 
+def _said_of(layer: nn.Module) -> tuple[list[str], int]:
+    """What is said of a recurrent layer on a GPU; bytes there after 5 steps of 4 sequences, without its weights."""
+    with Estimator(target=known_targets.find("h100")) as seen:
+        x = torch.ones(5, 4, 8, device=next(layer.cuda().parameters()).device)
+        before = torch.cuda.memory_allocated()
+        out = layer(x)
+        after = torch.cuda.memory_allocated()
+        del out
+    return [text for text in seen.report()["warnings"] if "LSTM" in text or "step by step" in text], after - before
+
+
+def test_C4_an_lstm_on_a_gpu_is_one_op_that_keeps_its_gates() -> None:
+    """cuDNN keeps at least them for its backward pass."""
+    said, training = _said_of(nn.LSTM(8, 32))
+    assert len(said) == 1 and "one op for each layer and direction" in said[0] and "step by step" not in said[0]
+    with torch.no_grad():
+        _, evaluating = _said_of(nn.LSTM(8, 32))
+    assert training - evaluating >= 4 * 5 * 4 * 5 * 32
+
+
+def test_C4_an_lstm_and_another_recurrent_layer_are_told_apart() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.gru = nn.LSTM(8, 8), nn.GRU(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.gru(self.lstm(x)[0])[0]
+
+    first, second = _said_of(Both())[0]
+    assert "LSTM" in first and second.startswith("other recurrent layers are estimated step by step")
+    assert _said_of(nn.LSTM(8, 8, proj_size=4))[0][0].startswith("recurrent layers")
+
+
 def test_C4_the_chosen_device_of_two_is_as_torchs_context_managers_say() -> None:
     with estimating(Accelerator("Test GPU", 10**9, count=2)):
         on_0, on_cpu = torch.ones(2, device="cuda"), torch.ones(2)

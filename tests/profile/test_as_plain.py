@@ -1,6 +1,7 @@
 """C2: what a profile must not change, and not count, because it is watching."""
 
 import threading
+import warnings
 
 import torch
 
@@ -23,6 +24,25 @@ def test_C2_what_torch_notes_for_itself_is_no_op_of_a_thread(record):
     ops = sum(row["ops"] for row in report["threads"])
     assert ops == report["totals"]["ops"]
     assert ops + report["startup"]["ops"] < profiler.collector.n_ops
+
+
+def test_C2_warnings_name_the_lines_that_they_name_without_a_profile():
+    """Torch finds them by counting the frames of functions in Python: no function of ours is among them."""
+
+    def told():
+        net = torch.nn.Linear(2, 2)
+        net.register_full_backward_hook(lambda *args: None)  # which warns: no input needs a gradient
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            net(torch.ones(1, 2)).sum().backward()
+            list(torch.utils.data.DataLoader([1, 2], pin_memory=True))
+        return [(each.filename, each.lineno) for each in caught]
+
+    with Profiler():
+        profiled = told()
+    plain = told()
+    assert profiled == plain
+    assert [file for file, _ in profiled] == [__file__, torch.utils.data.dataloader.__file__]
 
 
 def test_C2_what_threads_did_is_that_of_the_reported_iterations():

@@ -174,7 +174,8 @@ class LocalExecutor(Executor):
 
 
 class _States(dict[int, torch.Tensor]):
-    """Generator states by device index; an index that is new starts from the seed, as all do."""
+    """Generator states by device index; an index that is new starts from the seed, as all do, or without one from a
+    number that nobody chose, as torch's default generators do."""
 
     def __init__(self, device: torch.device, seed: int | None = None) -> None:
         super().__init__()
@@ -182,7 +183,9 @@ class _States(dict[int, torch.Tensor]):
 
     def __missing__(self, index: int) -> torch.Tensor:
         fresh = torch.Generator(self.device)
-        if self.seed is not None:
+        if self.seed is None:
+            fresh.seed()
+        else:
             fresh.manual_seed(self.seed)
         self[index] = fresh.get_state()
         return self[index]

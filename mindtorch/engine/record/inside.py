@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
 from ..._ext import lazy as _core
 
-__all__ = ["below_functionalization", "hides", "index_inside", "wrapped"]
+__all__ = ["below_functionalization", "differentiates", "hides", "index_inside", "wrapped"]
 _functorch = torch._C._functorch
 
 
@@ -72,3 +72,22 @@ def below_functionalization(move: Move, t: torch.Tensor) -> Any:
     with retrieve_current_functorch_interpreter().lower():
         moved = move(_functorch.get_unwrapped(t))
     return _functorch._wrap_functional_tensor(moved, level)
+
+
+def differentiates(outputs: Iterable[Any]) -> bool:
+    """Does anybody differentiate again what a backward pass of `outputs` finds that keeps its graph?
+
+    torch.func's passes always keep it, for a transform around them; there is none if nothing but their own level
+    needs gradients of the outputs.
+    """
+    return any(_needed_outside(t) for t in outputs)
+
+
+def _needed_outside(t: Any) -> bool:
+    if not _functorch.is_functorch_wrapped_tensor(t):
+        return True
+    while _functorch.is_functorch_wrapped_tensor(t):
+        t = _functorch.get_unwrapped(t)
+        if t.requires_grad:
+            return True
+    return False

@@ -102,7 +102,8 @@ def _worth_knowing(name: str, random: bool, spec: Any, inputs: list[tuple]) -> i
     if any(m[1].numel() > MOST_KNOWN for m in inputs[row.blind :]):
         return 0  # a small storage, expanded
     absorbs = row.absorbing is not None and outs and len(inputs) > 1
-    return _intern.SMALL | (_intern.BLIND if row.blind or absorbs else 0)
+    places = name == "aten::scatter_"  # of unknown places the first are taken
+    return _intern.SMALL | (_intern.BLIND if row.blind or absorbs or places else 0)
 
 
 def little(dtype: torch.dtype, numel: int, random: bool = False) -> bool:

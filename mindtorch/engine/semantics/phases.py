@@ -28,11 +28,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from mindtorch._ext import context
 from mindtorch.base.patching import Patches
-from mindtorch.engine.record import handlers
+from mindtorch.engine.record import handlers, inside
 
-_original: Callable[..., Any] | None = None
 _torch_next: Callable[..., Any] | None = None
-_torch_made: Callable[..., Any] | None = None
 _held = Patches(yields=True)
 _optimizers: dict[int, "weakref.ref[torch.optim.Optimizer]"] = {}  # by address
 _twice = 0  # backward passes so far that kept a graph of their own
@@ -51,12 +49,12 @@ _places = (torch.autograd.graph, torch.autograd)
 
 
 def patch() -> None:
-    global _original, _torch_next, _torch_made
-    _original = torch.autograd.graph._engine_run_backward
-    context.set_run_backward(_run_backward)
+    global _torch_next
+    original = torch.autograd.graph._engine_run_backward
+    context.set_run_backward(original, _begin_backward, _end_backward)
     _held.put(
         (place, "_engine_run_backward", context.tracked_backward)
-        for place in _places if place._engine_run_backward is _original  # type: ignore[attr-defined]
+        for place in _places if place._engine_run_backward is original  # type: ignore[attr-defined]
     )  # fmt: skip
     _held.put(
         [
@@ -69,19 +67,14 @@ def patch() -> None:
         _wrap_step(kind)
     _torch_next = getattr(_LOADERS, "__next__", None)
     if _torch_next is not None:
-        _torch_made = _LOADERS.__init__
-        _held.put(
-            [
-                (_LOADERS, "__next__", functools.wraps(_torch_next)(_next)),
-                (_LOADERS, "__init__", functools.wraps(_LOADERS.__init__)(_made)),
-            ]
-        )
+        made = functools.wraps(_LOADERS.__init__)(context.followed(_LOADERS.__init__, _made))
+        _held.put([(_LOADERS, "__next__", functools.wraps(_torch_next)(_next)), (_LOADERS, "__init__", made)])
     _held.after(register_optimizer_step_pre_hook(_begin).remove)
     _held.after(register_optimizer_step_post_hook(_end).remove)
 
 
-def _run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-    """torch's own; zero gradients that C++ made itself are lazy tensors where the input is one.
+def _begin_backward(outputs: Any, *args: Any, **kwargs: Any) -> tuple[bool, Any]:
+    """Before autograd's engine runs: whether what it finds is differentiated itself, and what it is to run within.
 
     Hooks and what checkpoints compute again see tensors of ours as they do torch's: on the way here, `backward` has
     switched off what classes say of calls.
@@ -89,14 +82,16 @@ def _run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
     global _twice
     for call in _before:
         call()
-    _twice += bool(args[2] if len(args) > 2 else kwargs.get("create_graph", False))
-    if torch._C._is_torch_function_enabled() or torch._C._is_torch_function_all_disabled():
-        found = _original(outputs, *args, **kwargs)  # type: ignore[misc]
-    else:
-        with torch._C._EnableTorchFunction():  # type: ignore[attr-defined]
-            found = _original(outputs, *args, **kwargs)  # type: ignore[misc]
-    if not found:
-        return found  # accumulated in the leaves: see handlers.py
+    keeps_graph = bool(args[2] if len(args) > 2 else kwargs.get("create_graph", False))
+    _twice += keeps_graph
+    asked = torch._C._is_torch_function_enabled() or torch._C._is_torch_function_all_disabled()
+    within = None if asked else torch._C._EnableTorchFunction()  # type: ignore[attr-defined]
+    return keeps_graph and inside.differentiates(outputs), within
+
+
+def _end_backward(found: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    """Zero gradients that C++ made itself are lazy tensors where the input is one; those that were accumulated in
+    leaves: see handlers.py."""
     inputs = args[3] if len(args) > 3 else kwargs.get("inputs", ())
     return tuple(
         handlers.lazy_gradient(target, gradient)
@@ -129,7 +124,6 @@ def unwatch_loaders(watcher: _WatchesLoaders) -> None:
 
 
 def _made(self: Any, loader: Any) -> None:
-    _torch_made(self, loader)  # type: ignore[misc]
     for watcher in _watchers:
         watcher.made(self, loader)
 

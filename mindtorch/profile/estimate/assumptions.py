@@ -83,6 +83,11 @@ def instead(number: float) -> Iterator[None]:
         _number = before
 
 
+def number() -> float:
+    """What unknown values are taken for now."""
+    return _number
+
+
 def value_of(dtype: torch.dtype) -> Any:
     """The assumption as an element of a tensor."""
     if dtype is torch.bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from . import assumptions, compiling, kernel_limits
 __all__ = ["patches"]
 _functions = importlib.import_module("torch.nn.parallel._functions")
 _parallel = importlib.import_module("torch.nn.parallel.data_parallel")
+_lbfgs = importlib.import_module("torch.optim.lbfgs")
 
 
 def patches() -> list[Patch]:
@@ -44,6 +47,7 @@ def patches() -> list[Patch]:
         (_functions, "_get_stream", lambda device: None),  # all work is in program order
         (_parallel, "_check_balance", lambda device_ids: None),
         (torch.optim.LBFGS, "step", _lbfgs_step),
+        (_lbfgs, "_strong_wolfe", _as_outside(_torch_line_search)),
     ]
 
 
@@ -119,16 +123,28 @@ def _profiler_init(self: Any, *, activities: Any = None, **options: Any) -> None
 
 
 # ---- LBFGS -----------------------------------------------------------------------------------------------------------
-_torch_lbfgs_step = torch.optim.LBFGS.step
+_torch_lbfgs_step, _torch_line_search = torch.optim.LBFGS.step, _lbfgs._strong_wolfe
+_outside = threading.local()  # `number`: what is assumed outside of the step that runs
 
 
 def _lbfgs_step(self: Any, closure: Any) -> Any:
-    """A step with all its iterations: no test of convergence is decided by a number that was assumed."""
-    with _never_converged(self.param_groups):
-        if all(group.get("line_search_fn") is None for group in self.param_groups):
-            with assumptions.instead(1.0):  # a curvature that is kept
-                return _torch_lbfgs_step(self, closure)
-        return _torch_lbfgs_step(self, closure)
+    """A step with all its iterations, of which each keeps its curvature: a number that was assumed decides neither."""
+    before, _outside.number = getattr(_outside, "number", None), assumptions.number()
+    try:
+        with _never_converged(self.param_groups), assumptions.instead(1.0):
+            return _torch_lbfgs_step(self, _as_outside(closure))
+    finally:
+        _outside.number = before
+
+
+def _as_outside(func: Any) -> Callable[..., Any]:
+    @functools.wraps(func)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        number = getattr(_outside, "number", None)
+        with nullcontext() if number is None else assumptions.instead(number):
+            return func(*args, **kwargs)
+
+    return called
 
 
 @contextmanager

@@ -24,7 +24,9 @@ from ...ops import about
 from ...ops.decisions import REDUCING, ROUTING
 from . import assumptions
 
-__all__ = ["TO_SPARSE", "balanced", "combine", "decide", "install", "keeps", "lose", "rows", "uniform", "uniform_of"]
+__all__ = [
+    "TO_SPARSE", "balanced", "decide", "install", "keeps", "lose", "meet", "rows", "uniform", "uniform_of",
+]  # fmt: skip
 
 _known = WeakIdKeyDictionary()  # results of comparisons with unknown values
 _equal = WeakIdKeyDictionary()  # those of them that say which integers are equal
@@ -79,11 +81,11 @@ def keeps(name: str, t: Any) -> Any:
     """The value of all elements of ``t`` for an op whose result may have as many rows as it has true elements.
 
     An unknown mask keeps all rows: a program that keeps none has nothing left to do. So does one by thresholds, and
-    none of the unknown numbers that are made sparse is 0. What an unknown integer is equal to stays decided: of all
-    experts, or classes, it is one.
+    none of the unknown numbers is 0 that are made sparse, or looked through for those that are not. What an unknown
+    integer is equal to stays decided: of all experts, or classes, it is one.
     """
     dtype = _core.meta_of(_core.get_handle(t))[0]
-    masks = dtype in _MASKS or name in TO_SPARSE or (name == "aten::nonzero" and dtype.is_floating_point)
+    masks = dtype in _MASKS or name in TO_SPARSE or name == "aten::nonzero"
     if masks and about(name).sizes_from_values and name not in _COUNTING and t not in _equal:
         return True if dtype is torch.bool else 1
     return uniform(t)
@@ -98,7 +100,25 @@ def sizes(name: str, t: Any) -> bool:
     return about(name).sizes_from_values or not (dtype.is_floating_point or dtype.is_complex)
 
 
-def combine(call: int, info: Any, inputs: list[Any], results: list[Any], values: list[Any]) -> None:
+def meet(call: int, info: Any, inputs: list[Any], results: list[Any], values: list[Any]) -> None:
+    """Before a call is computed: note which rows the mask keeps that it makes; take unknown places for the first."""
+    _combine(call, info, inputs, results, values)
+    if info.name == "aten::scatter_" and len(inputs) == 2 and values[1] is None:
+        _at_the_first(call, info, inputs, values)
+
+
+def _at_the_first(call: int, info: Any, inputs: list[Any], values: list[Any]) -> None:
+    """Where a number is written at unknown places of nothing (`one_hot`), they are the first ones, in order."""
+    into, places = inputs
+    if values[0] is None or values[0].any() or not places.dim() or places.numel() > MOST_KNOWN:
+        return
+    dim = _core.call_template(call, tuple(inputs))[0][1] % places.dim()
+    order = [-1 if i == dim else 1 for i in range(places.dim())]
+    found = assumptions.full(places, info.name) + torch.arange(places.shape[dim], device="cpu").view(order)
+    values[1] = found.clamp(max=into.shape[dim] - 1)
+
+
+def _combine(call: int, info: Any, inputs: list[Any], results: list[Any], values: list[Any]) -> None:
     """Note which rows a mask keeps that is made of known masks and unknown ones: thresholds, that keep all of them."""
     if info.name not in _COMBINING or not results or any(t.dtype is not torch.bool for t in (*inputs, *results)):
         return

@@ -13,6 +13,7 @@ import functools
 import gc
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -122,7 +123,7 @@ class Estimator(Run):
         self._ops_at: dict[str, Any] = {}  # stage → positions of its ops, see `_find_ops`
         self._marks: list[tuple[str, int]] = []
         self._assumed: list[dict[str, Any]] = []
-        self._recurrent = False  # has a model such a layer on the accelerator?
+        self._recurrent: set[str] = set()  # which kinds of such layers models have on the accelerator
         self._left_alone: dict[str, list[str]] = {}
         self._compiled = 0  # calls of torch.compile
         self._fused: frozenset[int] = frozenset()  # numbers of calls that are there in what was compiled
@@ -259,7 +260,7 @@ class Estimator(Run):
         super()._saw_root(root, path)
         self._on_host.saw(root, path)
         layers = (each for each in root.modules() if isinstance(each, torch.nn.RNNBase))
-        self._recurrent |= any(p.device.type == "cuda" for layer in layers for p in layer.parameters())
+        self._recurrent.update(each.mode for each in layers if any(p.is_cuda for p in each.parameters()))
 
     def stage(self, name: str) -> None:
         """For a program that knows its own iterations: see `Profiler.stage`."""
@@ -422,6 +423,21 @@ class Estimator(Run):
         moved = communication.of_reached(transfers.made, self.memory.calls, self._stretches, self._announced)
         return transfers.said(moved, self.target)
 
+    def _recurrent_notes(self) -> Iterator[str]:
+        if self._accelerator is None or self._accelerator.kind != "cuda" or not self._recurrent:
+            return
+        ops_there = (op for number, op in enumerate(self._calls.ops) if number not in self._calls.on_host)
+        if whole := any(op is not None and op.name == "aten::mkldnn_rnn_layer" for op in ops_there):
+            yield (
+                "an LSTM is estimated as one op for each layer and direction, which keeps its gates and cell states "
+                "for the backward pass: what cuDNN keeps beside them is unknown"
+            )
+        if self._recurrent - {"LSTM"} or not whole:
+            yield (
+                f"{'other ' * whole}recurrent layers are estimated step by step, as torch computes them without cuDNN; "
+                "with it, a layer is one call, which launches fewer kernels"
+            )
+
     def _warnings(self) -> list[str]:
         found = []
         names = short_names(row["file"] for row in self._assumed)
@@ -463,11 +479,7 @@ class Estimator(Run):
             )
         if self._accelerator is not None and (note := self._transferred()):
             found.append(note)
-        if self._recurrent and self._accelerator is not None and self._accelerator.kind == "cuda":
-            found.append(
-                "recurrent layers (nn.LSTM, nn.GRU, nn.RNN) are estimated step by step, as torch computes them without "
-                "cuDNN; with it, a layer is one call, which launches fewer kernels"
-            )
+        found.extend(self._recurrent_notes())
         if self._whole:
             found.append("sparse gradients (nn.Embedding, nn.EmbeddingBag) are counted with all rows: they take less")
         assert self.memory is not None

@@ -34,7 +34,7 @@ from ...engine.record.arguments import has_no_kernel
 from ...engine.record.predict import concrete, lazy_in, little
 from ...graph.pending import Unrecorded
 from ...ops.schema import data_dependent
-from ...ops.scratch_rules import rnn_workspace
+from ...ops.scratch_rules import lstm_kept, rnn_workspace
 from . import assumptions, deciding, draws, kernel_limits, refusals, sparse_tensors, transfers
 from .assumptions import assumed
 
@@ -197,7 +197,7 @@ def _evaluate(call: int, info: Any, template: tuple, inputs: list[Any], results:
 
 def _compute(call: int, info: Any, template: tuple, inputs: list[Any], results: list[Any]) -> None:
     values = [kept(handle_of(t)) for t in inputs]
-    deciding.combine(call, info, inputs, results, values)
+    deciding.meet(call, info, inputs, results, values)
     made = None
     if any(v is None for v in values):
         if info.name in ops.decisions.NAMES and results:
@@ -420,12 +420,13 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
 
 
 def _with_workspace(args: tuple, out: Any) -> Any:
-    """What the CPU's LSTM keeps for its backward pass, where torch's meta function says: nothing."""
-    place = _core.device_index(args[0])
-    if not torch.is_grad_enabled() or device_at(place).type != "cpu":
+    """What an LSTM keeps for its backward pass, where torch's meta function says: nothing."""
+    if not torch.is_grad_enabled():
         return out
+    place = _core.device_index(args[0])
     with torch._C.DisableTorchFunction():
-        made = torch.empty(rnn_workspace(args), dtype=torch.uint8, device="meta")
+        nbytes = (rnn_workspace if device_at(place).type == "cpu" else lstm_kept)(args)
+        made = torch.empty(nbytes, dtype=torch.uint8, device="meta")
     return (*out[:3], _core.hold(made, place, None, True))
 
 
