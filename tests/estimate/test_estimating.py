@@ -119,7 +119,7 @@ def test_C4_questions_about_cuda_are_answered(session: None) -> None:
     assert torch.randn(3, generator=torch.Generator("cuda"), device="cuda").shape == (3,)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(8, 3)), 4, num_workers=2,
                                          pin_memory=True)  # fmt: skip
-    assert loader.num_workers == 0 and not loader.pin_memory
+    assert loader.num_workers == 2 and loader.pin_memory and len(list(loader)) == 2
 
 
 def test_C4_a_training_step_in_mixed_precision(session: None) -> None:

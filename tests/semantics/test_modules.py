@@ -10,7 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from mindtorch._ext import context
-from mindtorch.engine.semantics import holding, modules
+from mindtorch.engine.semantics import holding
 
 
 class Block(torch.nn.Module):
