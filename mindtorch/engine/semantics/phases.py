@@ -32,7 +32,6 @@ from mindtorch.engine.record import handlers
 
 _original: Callable[..., Any] | None = None
 _torch_next: Callable[..., Any] | None = None
-_torch_made: Callable[..., Any] | None = None
 _held = Patches(yields=True)
 _optimizers: dict[int, "weakref.ref[torch.optim.Optimizer]"] = {}  # by address
 _twice = 0  # backward passes so far that kept a graph of their own
@@ -51,7 +50,7 @@ _places = (torch.autograd.graph, torch.autograd)
 
 
 def patch() -> None:
-    global _original, _torch_next, _torch_made
+    global _original, _torch_next
     _original = torch.autograd.graph._engine_run_backward
     context.set_run_backward(_run_backward)
     _held.put(
@@ -69,13 +68,8 @@ def patch() -> None:
         _wrap_step(kind)
     _torch_next = getattr(_LOADERS, "__next__", None)
     if _torch_next is not None:
-        _torch_made = _LOADERS.__init__
-        _held.put(
-            [
-                (_LOADERS, "__next__", functools.wraps(_torch_next)(_next)),
-                (_LOADERS, "__init__", functools.wraps(_LOADERS.__init__)(_made)),
-            ]
-        )
+        made = [(kind, "__init__", _making(kind.__init__)) for kind in _LOADERS.__subclasses__() if _is_torchs(kind)]
+        _held.put([(_LOADERS, "__next__", functools.wraps(_torch_next)(_next)), *made])
     _held.after(register_optimizer_step_pre_hook(_begin).remove)
     _held.after(register_optimizer_step_post_hook(_end).remove)
 
@@ -110,7 +104,8 @@ _LOADERS: Any = getattr(torch.utils.data.dataloader, "_BaseDataLoaderIter", None
 
 
 class _WatchesLoaders(Protocol):
-    """Told that a loader's iterator was made, and that one was asked for a batch, or for the end."""
+    """Told that a loader's iterator is made, and that one was asked for a batch, or for the end. No loader: it is not
+    known."""
 
     def made(self, iterator: Any, loader: Any) -> None: ...
 
@@ -118,6 +113,7 @@ class _WatchesLoaders(Protocol):
 
 
 _watchers: list[_WatchesLoaders] = []
+_iterators: "weakref.WeakSet[Any]" = weakref.WeakSet()  # that watchers were told of
 
 
 def watch_loaders(watcher: _WatchesLoaders) -> None:
@@ -128,14 +124,31 @@ def unwatch_loaders(watcher: _WatchesLoaders) -> None:
     _watchers.remove(watcher)
 
 
-def _made(self: Any, loader: Any) -> None:
-    _torch_made(self, loader)  # type: ignore[misc]
-    for watcher in _watchers:
-        watcher.made(self, loader)
+def _is_torchs(kind: type) -> bool:
+    return kind.__module__ == _LOADERS.__module__ and "__init__" in vars(kind)
+
+
+def _making(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """Not of the class that these are made from: what it warns of is said at the line that called it."""
+
+    @functools.wraps(torchs)
+    def made(self: Any, loader: Any) -> None:
+        _noted_iterator(self, loader)
+        torchs(self, loader)
+
+    return made
+
+
+def _noted_iterator(iterator: Any, loader: Any) -> None:
+    if iterator not in _iterators:
+        _iterators.add(iterator)
+        for watcher in _watchers:
+            watcher.made(iterator, loader)
 
 
 def _next(self: Any) -> Any:
     """torch's own, in phase "data"."""
+    _noted_iterator(self, None)  # one of a class that a library made from torch's
     previous, began, is_last = context.enter_stage(_DATA), time.perf_counter_ns(), False
     try:
         return _torch_next(self)  # type: ignore[misc]

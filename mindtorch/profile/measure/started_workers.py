@@ -33,6 +33,9 @@ class Loading:
 
     def made(self, iterator: Any, loader: Any) -> None:
         self._iterators += 1
+        if loader is None:  # its workers, if any, have started
+            self._started += bool(getattr(iterator, "_num_workers", 0))
+            return
         if not loader.num_workers:
             return
         self._started += 1
