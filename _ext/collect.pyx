@@ -816,7 +816,7 @@ cdef class Collector:
         elif phase == PHASE_BACKWARD:
             self.caller = here
             self.backward = True
-            here.ended[<int> BEFORE_BACKWARD] = self.balance.births
+            here.ended[<int> IN_CALL] = here.ended[<int> BEFORE_BACKWARD] = self.balance.births  # within a call, too
             self.mark("backward", now, 0)
         elif not in_step() and phase == PHASE_OPTIMIZER:
             self.mark("step begins", now, outermost_optimizer())

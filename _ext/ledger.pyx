@@ -490,7 +490,7 @@ cdef void _on_transition(void *data, int kind, uint32_t module, uint8_t phase) n
             ended[<int>IN_CALL] = n_calls
             _mark("exit", module)
     elif phase == PHASE_BACKWARD:
-        ended[<int>BEFORE_BACKWARD] = n_calls
+        ended[<int>IN_CALL] = ended[<int>BEFORE_BACKWARD] = n_calls  # within a call, too
         _mark("backward", 0)
     elif not in_step() and phase == PHASE_OPTIMIZER:
         _mark("step begins", outermost_optimizer())

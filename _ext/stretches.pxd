@@ -14,7 +14,7 @@ cdef enum:
 
 cdef enum Stretch:
     NO_STRETCH = -1                # what is made there is told apart in other ways
-    IN_CALL                        # an outermost module call
+    IN_CALL                        # an outermost module call, until a backward pass begins in it
     BEFORE_BACKWARD                # after it: a loss is computed, until backward begins
     IN_BACKWARD                    # a backward pass
     IN_STEP                        # an optimizer's step, the outermost

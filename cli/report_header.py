@@ -63,8 +63,8 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         facts.append(("host, here", _host(report["host"])))
     loading = (report.get("host") or {}).get("workers_s") or 0.0
     if sized and time_s and loading > _SHOWN * time_s:
-        text = f"{seconds(loading)} of what a DataLoader's workers would do, measured here; no other figure includes it"
-        facts.append(("data, here", text))
+        text = f"at least {seconds(loading)} of what a DataLoader's workers would do, measured here"
+        facts.append(("data, here", f"{text}; no other figure includes it"))
     if made_of := _patterns(report, time_s):
         facts.append(("made of", made_of))
     lazy = report.get("lazy")
@@ -215,7 +215,7 @@ def _mostly(report: dict[str, Any]) -> str:
 def _host(host: dict[str, Any]) -> str:
     """The program's own Python, which is in none of an estimate's times."""
     here = seconds(host["here_s"])
-    text = f"{here} of the program's own Python between ops, measured here; no other figure includes it"
+    text = f"at least {here} of the program's own Python between ops, measured here; no other figure includes it"
     if host.get("lines"):
         most = host["lines"][0]
         text += f" (most at {os.path.basename(most['file'])}:{most['line']}, {seconds(most['self_s'])})"

@@ -23,6 +23,7 @@ from .. import ops
 from .._ext import context as _context
 from .._ext import lazy as _core
 from ..base.threads import ThreadWatch
+from ..engine.semantics.holding import named_tensors
 from ..ops import schema
 from .graph import ComputationGraph
 from .parts import Call, Hole, Output, Reading, constant, output_of
@@ -254,18 +255,13 @@ class Recorder(TorchDispatchMode):
         """
         prefix = prefix or _context.module_path(path)
         graph = self.graph
-        for name, tensor in _named(root):
+        for name, tensor in named_tensors(root):
             maker = weakref.ref(root.get_submodule(name.rpartition(".")[0])) if is_lazy(tensor) else None
             found = graph._producers.find(tensor) if maker is None else None
             if found is None:
                 self.names.setdefault(id(tensor), Named(weakref.ref(tensor), f"{prefix}.{name}", maker))
             elif len(graph.nodes[found[0]].outputs) == 1:
                 graph._names.setdefault(found[0], f"{prefix}.{name}")
-
-
-def _named(root: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    yield from root.named_parameters()
-    yield from root.named_buffers()
 
 
 def _flat(value: Any) -> Iterable[torch.Tensor]:

@@ -18,6 +18,7 @@ from .._ext import tape as _tape
 from .._ext.encoder import Encoded, encode
 from .._ext.signals import by_signal_handler
 from ..engine.execute import between, local, values
+from ..engine.semantics.holding import named_tensors
 from . import analysis
 from .analysis import Analysis
 from .capture import tracked_models
@@ -210,9 +211,8 @@ def _names(until: int) -> dict[int, str]:
     found: dict[int, str] = {}
     for model, path in tracked_models():
         prefix = context.module_path(path)
-        for tensors in (model.named_parameters(), model.named_buffers()):
-            for name, tensor in tensors:
-                handle = _core.get_handle(tensor)
-                if handle is not None and handle.id <= until:
-                    found.setdefault(_core.root_slot(handle), f"{prefix}.{name}")
+        for name, tensor in named_tensors(model):
+            handle = _core.get_handle(tensor)
+            if handle is not None and handle.id <= until:
+                found.setdefault(_core.root_slot(handle), f"{prefix}.{name}")
     return found

@@ -135,13 +135,17 @@ AUTOCAST = (
 
 
 @functools.wraps(_torch_autocast_init)
-def _autocast_init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+def _autocast_init(
+    self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None
+) -> None:
     # To C++ a lazy tensor is on the CPU, so its autocast is the CPU's, with the CPU's lists of ops.
     place = where(device_type)
     as_cuda = place.records and isinstance(device_type, str) and device_type.startswith("cuda")
-    if (as_cuda or place is NPU) and not args and kwargs.get("dtype") is None:
-        kwargs["dtype"] = torch.float16  # which is NPUs' own, as torch_npu has it, and CUDA's
-    _torch_autocast_init(self, "cpu" if place.ours else device_type, *args, **kwargs)
+    if dtype is None and (as_cuda or place is NPU):
+        dtype = torch.float16  # which is NPUs' own, as torch_npu has it, and CUDA's
+    wide = as_cuda and dtype not in (torch.float16, torch.bfloat16)  # CUDA's takes it, without a word
+    _torch_autocast_init(self, "cpu" if place.ours else device_type, dtype, enabled and not wide, cache_enabled)
+    self._enabled |= wide and enabled
 
 
 @functools.wraps(_torch_group)

@@ -394,3 +394,10 @@ def test_C2_models_of_one_class_and_size_are_told_once():
 
 def test_C2_a_space_that_does_not_break_is_shown_as_a_space():
     assert clean("# a\u00a0b\tc\x1b[0m") == "# a b   c\ufffd[0m"
+
+
+def test_C4_what_the_host_does_is_told_as_a_least_as_short_stretches_are_not_seen():
+    host = {"here_s": 0.5, "workers_s": 0.25, "lines": []}
+    text = " ".join(render(dict(make_report(), mode="estimate", host=host), width=200).split())
+    assert "host, here at least 500 ms of the program's own Python between ops" in text
+    assert "data, here at least 250 ms of what a DataLoader's workers would do, measured here" in text

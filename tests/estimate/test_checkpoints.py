@@ -326,3 +326,45 @@ def test_C4_torch_load_refuses_what_is_no_weights_as_torch_does(tmp_path: Path) 
             torch.load(file)
         torch.save({"accuracy": 3.0, "net": net.state_dict()}, file)
         assert torch.load(file)["accuracy"] == 3.0
+
+
+def test_C4_torch_load_of_a_whole_model_takes_the_classes_that_the_program_allows(tmp_path: Path) -> None:
+    file = tmp_path / "net.pkl"
+    with estimating(GPU):
+        net = nn.Sequential(nn.Linear(2, 3, bias=False), nn.BatchNorm1d(3)).cuda()
+        torch.save({"net": net, "epoch": 1}, file)
+        held = torch.cuda.memory_allocated()
+        with (
+            torch.serialization.safe_globals([nn.Sequential, nn.Linear]),
+            pytest.raises(pickle.UnpicklingError, match=r"GLOBAL torch\.nn\.modules\.batchnorm\.BatchNorm1d"),
+        ):
+            torch.load(file)
+        assert torch.cuda.memory_allocated() == held  # what was refused was not made
+        with torch.serialization.safe_globals([nn.Sequential, nn.Linear, nn.BatchNorm1d]):
+            loaded = torch.load(file)["net"]
+        weight = loaded[0].weight
+        assert (weight.shape, weight.device.type, weight.requires_grad) == ((3, 2), "cuda", True)
+
+
+@pytest.mark.parametrize(("there", "here"), [("cuda", "cpu"), ("cpu", "cuda")])
+def test_C4_a_whole_model_is_loaded_to_where_the_program_says(tmp_path: Path, there: str, here: str) -> None:
+    with estimating(GPU):
+        torch.save(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).to(there), tmp_path / "net.pkl")
+        kept = torch.load(tmp_path / "net.pkl", weights_only=False)
+        loaded = torch.load(tmp_path / "net.pkl", here, weights_only=False)
+        for model, device in ((kept, there), (loaded, here)):
+            assert {each.device.type for each in model.state_dict().values()} == {device}
+            assert all(isinstance(each, nn.Parameter) and each.requires_grad for each in model.parameters())
+        assert loaded(torch.ones(4, 2, device=here)).shape == (4, 3)
+
+
+def test_C4_a_checkpoint_is_loaded_to_where_a_dict_or_a_function_says(tmp_path: Path) -> None:
+    with estimating(GPU):
+        torch.save({"w": torch.ones(2, device="cuda"), "b": torch.ones(2)}, tmp_path / "w.pt")
+        for says, places in (
+            (lambda storage, _location: storage, ["cpu", "cpu"]),
+            ({"cuda:0": "cpu"}, ["cpu", "cpu"]),
+            ({"cpu": "cuda:0"}, ["cuda", "cuda"]),
+        ):
+            loaded = torch.load(tmp_path / "w.pt", map_location=says)
+            assert [loaded[name].device.type for name in ("w", "b")] == places

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from collections.abc import Iterator
 
 import numpy as np
@@ -119,7 +120,7 @@ def test_C4_questions_about_cuda_are_answered(session: None) -> None:
     assert torch.randn(3, generator=torch.Generator("cuda"), device="cuda").shape == (3,)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(8, 3)), 4, num_workers=2,
                                          pin_memory=True)  # fmt: skip
-    assert loader.num_workers == 0 and not loader.pin_memory
+    assert loader.num_workers == 2 and loader.pin_memory and len(list(loader)) == 2
 
 
 def test_C4_a_training_step_in_mixed_precision(session: None) -> None:
@@ -131,6 +132,17 @@ def test_C4_a_training_step_in_mixed_precision(session: None) -> None:
     out.sum().backward()
     optimizer.step()
     assert str(model.weight.grad.device) == "cuda:0" and model.weight.grad.dtype is torch.float32
+
+
+def test_C4_autocast_to_float32_is_said_nothing_of_as_on_cuda(session: None) -> None:
+    """The CPU's autocast, which stands for CUDA's, does not know it; a program was told so of the CPU."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with torch.autocast("cuda", torch.float32):
+            assert torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") is torch.float32
+            assert nn.Linear(4, 2).cuda().half()(torch.ones(3, 4, device="cuda")).dtype is torch.float32
+        with torch.autocast("cuda", torch.float32, enabled=False):
+            assert not torch.is_autocast_enabled("cuda")
 
 
 def test_C4_torch_is_as_before_afterwards() -> None:

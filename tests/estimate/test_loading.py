@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from typing import Any
 
@@ -78,3 +79,15 @@ def test_C4_workers_of_an_iterable_dataset_and_of_a_loader_within_a_dataset() ->
     report = estimator.report()
     assert times(report, "phases")["data"] == 0
     assert next(row for row in report["ops"] if row["name"] == "aten::_softmax")["calls"] == 3 * BATCHES
+
+
+def test_C4_programs_see_of_a_loader_what_they_asked_for() -> None:
+    theirs = inspect.signature(DataLoader.__init__), inspect.signature(DataLoader.__iter__)
+    with Estimator(target=L4):
+        assert (inspect.signature(DataLoader.__init__), inspect.signature(DataLoader.__iter__)) == theirs
+        asked = {"num_workers": 2, "pin_memory": True, "prefetch_factor": 4, "persistent_workers": True, "timeout": 9}
+        loader: DataLoader[torch.Tensor] = DataLoader(Images(0.0), 2, **asked)  # type: ignore[arg-type]
+        for _ in range(2):
+            assert len(list(loader)) == BATCHES and {name: getattr(loader, name) for name in asked} == asked
+        with pytest.raises(ValueError, match="prefetch_factor"):
+            DataLoader(Images(0.0), 2, prefetch_factor=4)

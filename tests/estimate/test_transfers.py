@@ -51,8 +51,10 @@ def test_C4_transfers_are_told_with_their_bytes(
     program: Callable[[], Any], number: int, mebibytes: str, ms: float
 ) -> None:
     [note] = said(report(program))
-    assert note.startswith(f"{number} transfer{'s' * (number > 1)} between host and device ({mebibytes} MiB) are in no")
-    assert f"at least {ms} ms (31.5 GB/s each way)" in note
+    are, take = ("are", "they take") if number > 1 else ("is", "it takes")
+    begins = f"{number} transfer{'s' * (number > 1)} between host and device ({mebibytes} MiB) {are} in no time"
+    assert note.startswith(begins)
+    assert f"{take} at least {ms} ms (31.5 GB/s each way)" in note
 
 
 @pytest.mark.parametrize(
@@ -72,5 +74,16 @@ def test_C4_what_stays_where_it_is_and_what_is_little_is_not_told(program: Calla
 
 def test_C4_where_the_bus_is_not_known_no_time_is_told() -> None:
     [note] = said(report(lambda: torch.empty(NUMBER).cuda(), dataclasses.replace(L4, host_bandwidth=0.0)))
-    assert note == "1 transfer between host and device (4.00 MiB) are in no time of this report"
+    assert note == "1 transfer between host and device (4.00 MiB) is in no time of this report"
     assert targets.find("910b").host_bandwidth == 0.0 < targets.find("t4").host_bandwidth < L4.host_bandwidth
+
+
+def test_C4_the_first_batch_is_moved_to_the_device_as_the_others_are() -> None:
+    """Its transfers come before the model's first call, at a line that does nothing else."""
+    with Estimator(target=L4) as estimator:
+        model = torch.nn.Linear(NUMBER // 4, 1).cuda()
+        for batch in [torch.ones(1, NUMBER // 4) for _ in range(3)]:
+            moved = batch.cuda()
+            model(moved).sum().backward()
+    [note] = said(estimator.report())
+    assert note.startswith("3 transfers between host and device (3.00 MiB)")

@@ -34,6 +34,9 @@ A, B, WEIGHT = likely(5, 7), torch.rand(5, 7), torch.rand(7)
 FORMS: dict[str, tuple[Callable[[], Tensor], str, int]] = {
     "mean": (lambda: F.cross_entropy(A, classes(5)), "cross-entropy", 2),
     "some do not count": (lambda: F.cross_entropy(A, classes(5), ignore_index=3), "cross-entropy", 2),
+    "what does not count is no class": (
+        lambda: F.cross_entropy(likely(2, 7, 9, 9), classes(2, 9, 9), ignore_index=255), "cross-entropy", 2,
+    ),
     "weighted mean": (lambda: F.cross_entropy(A, classes(5), WEIGHT), "cross-entropy", 2),
     "weighted sum": (lambda: F.cross_entropy(A, classes(5), WEIGHT, reduction="sum"), "cross-entropy", 2),
     "each": (lambda: F.cross_entropy(A, classes(5), reduction="none"), "cross-entropy", 2),

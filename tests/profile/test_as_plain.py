@@ -3,7 +3,9 @@
 import threading
 import warnings
 
+import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from mindtorch.engine import semantics
 from mindtorch.profile import Profiler
@@ -116,3 +118,33 @@ def test_C2_whether_a_program_went_backward_is_known() -> None:
         assert not seen.collector.backward
         loss.backward()
         assert seen.collector.backward
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_C2_what_torch_warns_of_a_loader_is_said_at_torchs_line(workers):
+    def said():
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            list(DataLoader(torch.ones(2, 2), pin_memory=True, num_workers=workers))
+        return {(str(each.message), each.filename, each.lineno) for each in seen}
+
+    there = said()
+    with Profiler():
+        assert said() == there
+
+
+def test_C2_iterators_that_a_library_makes_from_torchs_are_counted():
+    class Own(type(iter(DataLoader(torch.ones(2)))).__base__):
+        def __init__(self, loader):
+            super().__init__(loader)
+            self._left = [torch.ones(1)]
+
+        def _next_data(self):
+            if not self._left:
+                raise StopIteration
+            return self._left.pop()
+
+    with Profiler() as profiler:
+        assert len(list(Own(DataLoader(torch.ones(2))))) == 1 and len(list(DataLoader(torch.ones(2)))) == 2
+    loaded = profiler.recording().loaded
+    assert (loaded.iterators, loaded.started) == (2, 0)

@@ -221,7 +221,7 @@ def test_C2_finding_data_wait_has_the_workers_that_start(monkeypatch):
         program()
     found = {row["id"]: row for row in seen.report()["findings"]}
     assert found["data-wait"]["seconds"] > 3 * 0.4 and "python-line" not in found
-    assert "for the DataLoader's workers to start and end" in found["data-wait"]["text"]
+    assert "of it while the DataLoader starts and ends workers" in found["data-wait"]["text"]
     assert Path(found["data-wait"]["place"]["file"]) == Path(__file__)
 
 

@@ -13,7 +13,10 @@ from mindtorch.profile import Profiler
 from mindtorch.profile.report import time_findings
 from tests.profile.test_findings import Slow, the
 
-STARTING = "num_workers=0 where items are cheap to make: to start and end workers takes most of that time"
+STARTING = (
+    "num_workers=0 where items are cheap to make: most of that time is until new workers hand over their first batch, "
+    "and until they have ended"
+)
 
 
 class Cheap(Dataset[torch.Tensor]):

@@ -103,6 +103,40 @@ def test_C2_a_model_of_which_parts_are_called_has_its_name_and_all_its_parameter
     assert rows["Agent"]["params"] == size(Agent()) and rows["Agent"]["class"] == "Agent"
 
 
+class Learner(nn.Module):
+    """As MAML's: what torch's methods are called, it has for lists and numbers of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.vars = nn.ParameterList([nn.Parameter(torch.ones(3, 2)), nn.Parameter(torch.zeros(3))])
+        self.modules = self.children = 3
+
+    def parameters(self):
+        return self.vars
+
+    def buffers(self):
+        return []
+
+    named_parameters = named_buffers = named_modules = named_children = None
+
+    def forward(self, x):
+        return nn.functional.linear(x, *self.vars)
+
+
+@both
+def test_C2_a_class_may_call_something_else_parameters_and_modules(run):
+    def program():
+        for _ in range(3):
+            learner = Learner()
+            learner(torch.ones(4, 2)).sum().backward()
+            holder = nn.ModuleList([learner, nn.Linear(1, 1)])
+            holder[1](torch.ones(1, 1))
+
+    report = run(program)
+    assert report["model"]["params"] >= 9
+    assert any(row["path"].endswith("Learner") or row["class"] == "Learner" for row in report["modules"])
+
+
 @both
 def test_C2_methods_that_are_not_forward_belong_to_their_model(run):
     report = run(lambda: [vae.decode(vae.encode(torch.randn(1, 3, 8, 8))) for vae in (VAE(),)])

@@ -114,6 +114,31 @@ def test_C2_what_a_loss_keeps_is_an_activation(held: Callable[..., dict[str, int
     assert found["temporaries"] >= 2 * logits
 
 
+def test_C2_activations_of_a_call_that_runs_its_backward_pass_itself_are_activations(
+    held: Callable[..., dict[str, int]],
+) -> None:
+    """As in MAML: the outermost module's call is the whole step."""
+    row = 512 * 256 * 4
+
+    class Step(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(16, 256, bias=False), nn.Sigmoid(), nn.Linear(256, 2, bias=False))
+
+        def forward(self, x: torch.Tensor) -> None:
+            self.net(x).sum().backward()
+
+    def program() -> None:
+        step, x = Step(), torch.zeros(512, 16)
+        for _ in range(2):
+            step(x)
+            step.zero_grad()
+
+    # Where the sigmoid's input gets its gradient from the output's.
+    found = held(program)
+    assert row <= found["activations"] <= row + 8 and found["temporaries"] == 2 * row
+
+
 def test_C2_what_is_kept_to_differentiate_a_gradient_is_an_activation(held: Callable[..., dict[str, int]]) -> None:
     """Of the slope of a network by its input, as for a differential equation: it waits for the next pass."""
     hidden = 512 * 256 * 4

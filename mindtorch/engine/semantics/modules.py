@@ -28,6 +28,7 @@ import torch
 from mindtorch._ext import context, paths
 from mindtorch.base.patching import Patches
 from mindtorch.engine.semantics import owners
+from mindtorch.engine.semantics.holding import first_parameter, named_modules
 
 log = logging.getLogger(__name__)
 
@@ -231,7 +232,7 @@ def _model_path(module: torch.nn.Module) -> int:
         ref = weakref.ref(module)
     except TypeError:  # a class without weak references
         return context.intern_path(0, name, name)
-    first = next(module.parameters(), None) if _listeners else None
+    first = first_parameter(module) if _listeners else None
     first_ref = None if first is None else weakref.ref(first)
     listened = sum(instance.audience == _audience for instance in known)
     for i, instance in enumerate(known):
@@ -260,7 +261,7 @@ def saw_root(module: torch.nn.Module, path: int) -> None:
     if len(_roots) % 64 == 63:
         _roots[:] = [entry for entry in _roots if entry[0]() is not None]
     _roots.append((weakref.ref(module), path))
-    if next(module.parameters(), None) is not None:
+    if first_parameter(module) is not None:
         _misses = 0  # there are parameters to be found again
     for listener in list(_listeners):
         listener(module, path)
@@ -287,7 +288,7 @@ def recomputed_path(module: torch.nn.Module, near: int) -> int:
             if holder is module:
                 return path
         for holder, path in reversed(holders):
-            for name, candidate in holder.named_modules():
+            for name, candidate in named_modules(holder):
                 if candidate is module:
                     for step in name.split("."):
                         holder = holder._modules[step]
@@ -306,30 +307,6 @@ def walk(module: torch.nn.Module, path: int) -> list[tuple[torch.nn.Module, int]
                 seen.add(id(child))
                 found.append((child, context.intern_path(parent_path, name, context.class_name(child))))
     return found
-
-
-def held(module: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.Tensor]]:
-    """(parameters, buffers) of `module` and of all that is under it, each once.
-
-    In the order of ``parameters()`` and ``buffers()``, which name each one, and take many times as long.
-    """
-    parameters: dict[int, torch.nn.Parameter] = {}
-    buffers: dict[int, torch.Tensor] = {}
-    todo: list[torch.nn.Module | None] = [module]
-    seen: set[int] = set()
-    while todo:
-        holder = todo.pop()
-        if holder is None or id(holder) in seen:
-            continue
-        seen.add(id(holder))
-        for parameter in holder._parameters.values():
-            if parameter is not None:
-                parameters[id(parameter)] = parameter
-        for buffer in holder._buffers.values():
-            if buffer is not None:
-                buffers[id(buffer)] = buffer
-        todo.extend(reversed(holder._modules.values()))
-    return list(parameters.values()), list(buffers.values())
 
 
 def parameter_owner(tensor: torch.Tensor) -> int:

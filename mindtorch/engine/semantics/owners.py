@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from mindtorch._ext import paths
+from mindtorch.engine.semantics import holding
 
 #: Called with the time (ns, on the clock of profiles) when a search began, once it is over.
 watching: list[Callable[[int], None]] = []
@@ -39,11 +40,11 @@ def of(module: torch.nn.Module, known: Sequence[torch.nn.Module]) -> tuple[torch
     global _searches
     began = time.perf_counter_ns()
     for model in known:
-        for path, candidate in model.named_modules():
+        for path, candidate in holding.named_modules(model):
             if candidate is module:
                 return model, path.split(".") if path else []
     name = type(module).__qualname__
-    if next(module.parameters(), None) is None:
+    if holding.first_parameter(module) is None:
         _in_vain[name] += 1
         if not _is_due(_in_vain[name], MOST_IN_VAIN):
             return module, []
@@ -79,7 +80,7 @@ def _search(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
             todo.append(holder)
         if not further:
             outermost.append(at)
-    model = max(outermost, key=lambda at: sum(1 for _ in at.modules()), default=module)
+    model = max(outermost, key=lambda at: sum(1 for _ in holding.modules(at)), default=module)
     return model, _names(model, below)
 
 

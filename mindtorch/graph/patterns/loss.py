@@ -183,8 +183,10 @@ def _check_likelihood(flow: Flow, node: int, logarithm: int | None, nodes: set[i
         x = x - x.exp().sum(axis, keepdim=True).log()
     rows = x.movedim(axis, -1).reshape(-1, small[axis])
     weights = torch.ones(small[axis], device="cpu") if weight is None else weight
-    counts = torch.where(classes == ignored, torch.zeros((), device="cpu"), weights[classes.clamp(min=0)])
-    terms = -rows[torch.arange(len(rows), device="cpu"), classes.clamp(min=0)] * counts
+    counted = classes != ignored
+    there = torch.where(counted, classes, 0)  # what is ignored may be no class: -100, 255
+    counts = torch.where(counted, weights[there], torch.zeros((), device="cpu"))
+    terms = -rows[torch.arange(len(rows), device="cpu"), there] * counts
     if not agree(found, _together(terms, given["reduction"], counts).reshape(found.shape)):
         raise Refused(f"it is no {kind}")
     return Check(True, {"kind": kind})

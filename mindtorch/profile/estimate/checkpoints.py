@@ -6,12 +6,15 @@ What was pickled is without data, too.
 
 from __future__ import annotations
 
+import collections
 import copy
 import functools
 import importlib
 import importlib.util
 import io
 import os
+import pickle
+import types
 import zipfile
 from typing import Any, NamedTuple
 
@@ -21,7 +24,7 @@ from ..._ext import lazy as _core
 from ..._ext.standin import holders
 from ...base.patching import Patch, existing
 from ...devices import mode
-from ...devices.lazy_device import place_of
+from ...devices.lazy_device import device_at, place_of
 from ...engine.record.meta import MetaTensor, as_meta
 from ...engine.record.predict import MOST_KNOWN
 from ...patch.files import FRAMEWORKS, OpenedFile
@@ -186,6 +189,7 @@ class _SavedSlice:
 
 # ---- pickles ---------------------------------------------------------------------------------------------------------
 _reduce = MetaTensor.__reduce_ex__
+_to: list[Any] = []  # the map_location of what is being unpickled
 
 
 def _pickle(self: MetaTensor, protocol: Any) -> Any:
@@ -202,7 +206,7 @@ def _again(device: str, numbers: Any, function: Any, args: tuple) -> Any:
     plain = function(*args)
     if mode.now.estimate is None:
         return plain
-    place = place_of(device)
+    place = _place_for(_to[-1] if _to else None, place_of(device))
     if numbers is not None:
         with torch._C.DisableTorchFunction():
             value = torch.tensor(numbers, dtype=plain.dtype, device="cpu").view(plain.shape)
@@ -221,7 +225,7 @@ def _load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
     if found is not saved.NOTHING:
         if kwargs.get("weights_only") is not False and not args and kwargs.get("pickle_module") is None:
             _only_weights(found)
-        return _exchange(found, functools.partial(_made_from, place=_place_for(map_location)), {})
+        return _exchange(found, functools.partial(_made_from, map_location=map_location), {})
     name = getattr(f, "name", None)
     if isinstance(name, str) and getattr(f, "mode", "") == "rb" and os.path.isfile(name) and not f.tell():
         f = name  # the file from its start
@@ -235,25 +239,52 @@ def _load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
 
 
 def _only_weights(stored: Any) -> None:
-    """Raise what torch does: by default it loads tensors, numbers and containers of them, and no other objects."""
+    """Raise what torch does: by default it loads tensors, numbers and containers of them, and other objects only of
+    classes that the program allows.
+    """
     file = io.BytesIO()
-    _torch_save(_exchange(stored, lambda item: None if isinstance(item, (_Sizes, torch.Tensor)) else item, {}), file)
+    _torch_save(_exchange(stored, lambda item: None if isinstance(item, _Sizes) else item, {}), file, _tensorless)
     file.seek(0)
     _torch_load(file)
 
 
-def _place_for(map_location: Any) -> int | None:
-    return place_of(map_location, anywhere=True) if isinstance(map_location, (str, torch.device)) else None
+class _Tensorless(pickle.Pickler):
+    """Writes a container for each tensor, also within other objects: torch loads both."""
+
+    def reducer_override(self, value: Any) -> Any:
+        return (collections.OrderedDict, ()) if isinstance(value, torch.Tensor) else NotImplemented
 
 
-def _made_from(stored: Any, place: int | None) -> Any:
+_tensorless = types.ModuleType("pickle")  # as torch.save takes picklers
+_tensorless.Pickler = _Tensorless  # type: ignore[attr-defined]
+
+
+def _place_for(map_location: Any, stored: int) -> int:
+    """Where it puts what was saved from a place; functions put it on the CPU, as most programs' do."""
+    if isinstance(map_location, dict):
+        map_location = map_location.get(str(device_at(stored)))
+    if map_location is None:
+        return stored
+    return place_of(map_location if isinstance(map_location, (str, torch.device)) else "cpu", anywhere=True)
+
+
+def _made_from(stored: Any, map_location: Any) -> Any:
     if type(stored) is not _Sizes:
-        return copy.deepcopy(stored)
-    place = stored.place if place is None else place
+        return copy.deepcopy(stored) if map_location is None else _unpickled(pickle.dumps(stored), map_location)
+    place = _place_for(map_location, stored.place)
     made = as_meta(stored.like, place) if stored.value is None else known.adopt(stored.value, place, computed=True)
     if stored.parameter:
         return torch.nn.Parameter(made, stored.requires_grad)
     return made.requires_grad_(stored.requires_grad)
+
+
+def _unpickled(data: bytes, map_location: Any) -> Any:
+    """An object that holds tensors, with these where it is to put them."""
+    _to.append(map_location)
+    try:
+        return pickle.loads(data)  # noqa: S301 - written here
+    finally:
+        _to.pop()
 
 
 def _without_data(value: Any, place: int) -> Any:

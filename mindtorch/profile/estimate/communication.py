@@ -88,10 +88,13 @@ def of_reached(
     if reached is None:
         return []
     inside = np.zeros(len(calls) + 1, bool)  # a log that was stopped has not the last
+    own = np.zeros(len(calls) + 1, bool)  # a line of the loop may do nothing else
+    own[[min(each.position, len(calls)) for each in timed]] = True
     locations = {}
     for stage, parts in stretches.items():
-        ops = np.concatenate([calls[first:last] for first, last in parts])
-        locations[stage] = ops[ops["sig"] != 0]["location"]
+        locations[stage] = np.concatenate(
+            [calls[first:last]["location"][(calls[first:last]["sig"] != 0) | own[first:last]] for first, last in parts]
+        )
     for first, last in stretches[reached]:
         inside[first:last] = True
     begins, lines = of_the_loop(locations, announced)

@@ -5,9 +5,9 @@ What workers do, they do beside the model: neither the device nor the program's 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -21,11 +21,12 @@ __all__ = ["BESIDE", "HOSTS", "begin", "flags", "on_fetch", "patches", "workers"
 #: Flags of calls, beside those of `compiling`: in a worker; of data loading in the program's own thread.
 BESIDE, HOSTS = 8, 16
 _DATA = context.PHASES.index("data")
-_WORKERS = 5  # its place among a DataLoader's arguments
+#: Attributes of a DataLoader that starts no workers and pins no memory.
+_HERE = {
+    "num_workers": 0, "pin_memory": False, "prefetch_factor": None, "persistent_workers": False, "timeout": 0,
+}  # fmt: skip
 
-_torch_init = torch.utils.data.DataLoader.__init__
 _torch_iter = torch.utils.data.DataLoader.__iter__
-_numbers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # of workers, by loader
 _regions: list[tuple[int, int]] = []  # positions in the ledger, from and until
 _listeners: list[Callable[[bool], None]] = []
 _most = 0
@@ -36,7 +37,6 @@ def begin() -> None:
     """An estimate begins."""
     global _most, _inside
     _most, _inside = 0, False
-    _numbers.clear()
     _regions.clear()
     _listeners.clear()
 
@@ -52,8 +52,7 @@ def on_fetch(call: Callable[[bool], None]) -> None:
 
 
 def patches() -> list[Patch]:
-    loader = torch.utils.data.DataLoader
-    return [(loader, "__init__", _init), (loader, "__iter__", _iter)]
+    return [(torch.utils.data.DataLoader, "__iter__", _iter)]
 
 
 def flags(calls: Any) -> Any:
@@ -65,28 +64,19 @@ def flags(calls: Any) -> Any:
     return found
 
 
-def _init(self: Any, *args: Any, **kwargs: Any) -> None:
-    # Workers are other processes: what they do would be seen by nobody.
-    asked = args[_WORKERS] if len(args) > _WORKERS else kwargs.get("num_workers", 0)
-    args = (*args[:_WORKERS], 0, *args[_WORKERS + 1 :]) if len(args) > _WORKERS else args
-    changed = {
-        "num_workers": 0,
-        "pin_memory": False,
-        "prefetch_factor": None,
-        "persistent_workers": False,
-        "multiprocessing_context": None,
-        "timeout": 0,
-    }
-    _torch_init(self, *args, **{k: changed.get(k, v) for k, v in kwargs.items()})
-    _numbers[self] = asked
-
-
+@functools.wraps(_torch_iter)
 def _iter(self: Any) -> Any:
+    # Workers are other processes: what they do would be seen by nobody. The program sees what it asked for.
     global _most
-    found = _torch_iter(self)
-    asked, fetcher = _numbers.get(self, 0), getattr(found, "_dataset_fetcher", None)
-    if asked and fetcher is not None:
-        _most = max(_most, asked)
+    asked = {name: getattr(self, name) for name in _HERE}
+    vars(self).update(_HERE)
+    try:
+        found = _torch_iter(self)
+    finally:
+        vars(self).update(asked)
+    fetcher = getattr(found, "_dataset_fetcher", None)
+    if asked["num_workers"] and fetcher is not None:
+        _most = max(_most, asked["num_workers"])
         fetcher.fetch = _in_a_worker(fetcher.fetch)
     return found
 

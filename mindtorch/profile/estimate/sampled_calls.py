@@ -11,6 +11,7 @@ import numpy as np
 from mindtorch._ext import context, ledger
 from mindtorch._ext import lazy as _core
 from mindtorch.engine.semantics import modules
+from mindtorch.engine.semantics.holding import named_tensors
 from mindtorch.graph import ComputationGraph
 from mindtorch.graph.pending import LogBuilder
 from mindtorch.profile.estimate import known
@@ -67,7 +68,7 @@ def _names() -> dict[int, str]:
     found: dict[int, str] = {}
     for root, path in modules.roots():
         prefix = prefix_of(path)
-        for name, tensor in (*root.named_parameters(), *root.named_buffers()):
+        for name, tensor in named_tensors(root):
             handle = _core.get_handle(tensor)
             if handle is not None:
                 found.setdefault(handle.slot, f"{prefix}.{name}")

@@ -48,10 +48,11 @@ def said(transfers: Sequence[Transfer], target: Target) -> str | None:
     if sum(ways) < _MUCH:
         return None
     number = counted(len(transfers), "transfer")
-    text = f"{number} between host and device ({bytes_in_words(sum(ways))}) are in no time of this report"
+    are, they, takes = ("is", "it", "takes") if len(transfers) == 1 else ("are", "they", "take")
+    text = f"{number} between host and device ({bytes_in_words(sum(ways))}) {are} in no time of this report"
     if not target.host_bandwidth:
         return text
     return (
-        f"{text}: they take at least {1e3 * max(ways) / target.host_bandwidth:.3g} ms "
+        f"{text}: {they} {takes} at least {1e3 * max(ways) / target.host_bandwidth:.3g} ms "
         f"({target.host_bandwidth / 1e9:.3g} GB/s each way), and several times as long from memory that is not pinned"
     )

@@ -50,7 +50,7 @@ def data(of: Looked) -> Said | None:
     text = f"{percent(share)} of the time the model waits for data"
     if starting:
         part = of.part(sum(row.ns for row in starting) / 1e9)
-        text += f", or for the DataLoader's workers to start and end ({percent(part)})"
+        text += f", {percent(part)} of it while the DataLoader starts and ends workers"
     return Said(text, share, of.heaviest(mine), _load_faster(of.seen.loaded, sum(row.ns for row in mine)))
 
 
@@ -65,7 +65,8 @@ def _load_faster(loaded: Loaded | None, ns: int) -> str:
     if loaded.anew:
         kept = "one DataLoader for all epochs, with persistent_workers=True"
     if loaded.starting > 0.5:
-        none = "num_workers=0 where items are cheap to make: to start and end workers takes most of that time"
+        none = "num_workers=0 where items are cheap to make: most of that time is until new workers hand over their"
+        none += " first batch, and until they have ended"
         return f"{kept}, or {none}" if kept else none
     return f"more num_workers of the DataLoader{kept and ', '}{kept}; or {cheaper}"
 

@@ -209,7 +209,7 @@ function runSection() {
   if (report.lazy) add("lazily", `${count(report.lazy.runs)} recorded operations ran when values were read, ${seconds(report.lazy.run_s)} on ${report.lazy.executor}`);
   if (report.npu) add("on NPUs", `${count(Object.values(report.npu.native).reduce((a, b) => a + b, 0))} calls native, ${count(Object.values(report.npu.staged).reduce((a, b) => a + b, 0))} staged through the CPU`);
   if (report.cluster) add("rank", `${report.cluster.rank} of ${report.cluster.world_size}`);
-  if (report.host && report.host.here_s > 0) add("host, here", `${seconds(report.host.here_s)} of the program's own beside its operations, measured here; in no other figure`);
+  if (report.host && report.host.here_s > 0) add("host, here", `at least ${seconds(report.host.here_s)} of the program's own beside its operations, measured here; in no other figure`);
   if (report.interrupted) add("ended", "interrupted; the report is of what ran until then");
   else if (report.exit_code) add("ended", `with exit code ${report.exit_code}`);
   const parts = [el("dl", { class: "facts" }, ...facts)];
