@@ -46,9 +46,9 @@ NEAREST = {
     "_ext/attributes.pyx": "test_lazy_tensor.py test_lazy_plain_programs.py",
     "_ext/balance.pyx": "profile/test_balance.py profile/test_memory.py profile/test_peak.py profile/test_made_of.py",
     "_ext/blocks.pyx": "npu/test_memory.py npu/test_copies.py",
-    "_ext/collect.pyx": "profile/test_failing_ops.py profile/test_times_apart.py profile/test_nested.py profile/test_lazy.py"
-    " profile/test_as_plain.py profile/test_memory.py profile/test_inclusive.py profile/test_report.py"
-    " profile/test_lines.py profile/test_peak.py profile/test_compiling.py profile/test_surroundings.py"
+    "_ext/collect.pyx": "profile/test_failing_ops.py profile/test_times_apart.py profile/test_nested.py"
+    " profile/test_lazy.py profile/test_as_plain.py profile/test_memory.py profile/test_inclusive.py"
+    " profile/test_report.py profile/test_lines.py profile/test_peak.py profile/test_compiling.py profile/test_surroundings.py"
     " profile/test_waiting.py profile/test_looked.py profile/test_waiting_shared.py",
     "_ext/context.pyx": "ext/test_context.py semantics profile/test_nested.py",
     "_ext/dispatch.pyx": "ext/test_dispatch.py test_lazy_tensor.py",
@@ -69,7 +69,8 @@ NEAREST = {
     "_ext/keys.pyx": "test_lazy_function_entries.py test_lazy_products.py test_lazy_floats.py test_lazy_mistakes.py"
     " ext/test_tables.py",
     "_ext/labels.pyx": "profile/test_inclusive.py profile/test_times_apart.py",
-    "_ext/layout.pyx": "ext/test_shapes_of_each.py ext/test_shapes.py test_lazy_layouts.py test_meta.py",
+    "_ext/layout.pyx": "ext/test_shapes_of_each.py ext/test_shapes_nearby.py ext/test_shapes.py"
+    " test_lazy_layouts.py test_meta.py",
     "_ext/lazy.pyx": "ext/test_tape.py test_lazy_tensor.py test_limits.py test_incremental.py test_failures.py",
     "_ext/ledger.pyx": "ext/test_ledger.py profile/test_memory_estimate.py estimate/test_estimating.py"
     " conformance/test_estimate.py",
@@ -91,7 +92,7 @@ NEAREST = {
     "_ext/template.pyx": "ext/test_tables.py test_lazy_products.py test_lazy_tensor.py",
     "_ext/timeline.pyx": "profile/test_times_apart.py profile/test_lazy.py profile/test_report.py",
     "_ext/view_chains.pyx": "test_lazy_view_chains.py",
-    "_ext/*.pyx": "ext/test_shapes_of_each.py ext/test_shapes.py test_meta.py",
+    "_ext/*.pyx": "ext/test_shapes_of_each.py ext/test_shapes_nearby.py ext/test_shapes.py test_meta.py",
     "engine/cache/*": "test_cache_names.py test_cache.py",
     "engine/execute/across.py engine/execute/cuda.py": "test_execute_cuda.py",
     "engine/execute/ambient.py": "remote/test_settings.py test_cache_names.py test_lazy_modes.py",
