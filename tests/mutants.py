@@ -48,8 +48,8 @@ NEAREST = {
     "_ext/blocks.pyx": "npu/test_memory.py npu/test_copies.py",
     "_ext/collect.pyx": "profile/test_failing_ops.py profile/test_times_apart.py profile/test_nested.py"
     " profile/test_lazy.py profile/test_as_plain.py profile/test_memory.py profile/test_inclusive.py"
-    " profile/test_report.py profile/test_lines.py profile/test_peak.py profile/test_compiling.py profile/test_surroundings.py"
-    " profile/test_waiting.py profile/test_looked.py profile/test_waiting_shared.py",
+    " profile/test_report.py profile/test_lines.py profile/test_peak.py profile/test_compiling.py"
+    " profile/test_surroundings.py profile/test_waiting.py profile/test_looked.py profile/test_waiting_shared.py",
     "_ext/context.pyx": "ext/test_context.py semantics profile/test_nested.py",
     "_ext/dispatch.pyx": "ext/test_dispatch.py test_lazy_tensor.py",
     "_ext/divided.pyx": "remote/test_placing.py",
