@@ -69,10 +69,10 @@ def calls(name: str) -> Iterator[tuple[tuple, bool]]:
                 yield (*args[:i], other, *args[i + 1 :]), isinstance(value, torch.Tensor) and type(other) is type(value)
 
 
-def answers(name: str, args: tuple) -> list[Any] | None:
+def answers(name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any] | None:
     """Of each tensor what torch gives; None where it refuses the call. What values decide comes later."""
     try:
-        out = eager(name, args, {})
+        out = eager(name, args, kwargs)
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AttributeError) as error:
         return [] if any(words in str(error) for words in ("ZeroDivision", "out of range")) else None
     outs = out if isinstance(out, (tuple, list)) else (out,)
@@ -90,7 +90,39 @@ def test_M3_what_a_rule_answers_nearby_is_what_torch_answers(name: str) -> None:
             if ours is None:
                 continue
             answered += 1
-            expected = answers(name, args)
+            expected = answers(name, args, {})
             if (comes and not values) if expected is None else ours[: len(expected)] != expected:
                 wrong.append(([tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in args], ours, expected))
     assert not wrong, (len(wrong), answered, wrong[:5])
+
+
+def named(name: str) -> Iterator[tuple[tuple, dict[str, Any]]]:
+    """Each ordinary call with its last arguments by name, by all of the names that operators of this name know."""
+    packet = getattr(torch.ops.aten, name)
+    known = {tuple(a.name for a in getattr(packet, each)._schema.arguments) for each in packet.overloads()}
+    for args in CASES[name]:
+        if isinstance(args[-1], dict):
+            continue
+        for names in sorted(known):
+            for at in range(min(len(args), len(names))):
+                for i, value in enumerate(args[at:], at):
+                    for other in (value, *nearby(value)):
+                        changed = (*args[:i], other, *args[i + 1 :])
+                        yield changed[:at], dict(zip(names[at:], changed[at:], strict=False))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_M3_what_a_rule_answers_to_arguments_by_name_is_what_torch_answers(name: str) -> None:
+    wrong, answered = [], 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for args, kwargs in named(name):
+            given = {key: as_meta(value) for key, value in kwargs.items()}
+            ours = shapes.infer(f"aten::{name}", tuple(as_meta(a) for a in args), given)
+            if ours is None:
+                continue
+            answered += 1
+            expected = answers(name, args, kwargs)
+            if expected is not None and ours[: len(expected)] != expected:
+                wrong.append((args, kwargs, ours, expected))
+    assert not wrong, (len(wrong), answered, wrong[:3])
