@@ -500,7 +500,7 @@ cdef class Tape:
                 self._mark(ins[i], SLOT_NEEDED)
             if not s.flags & SIG_VIEW:
                 self._mark(root, SLOT_CONTENT)
-            if s.flags & SIG_WRITES and sig_written(s)[i]:
+            if sig_written(s)[i]:
                 self._mark(root, SLOT_OVERWRITTEN)
         if s.flags & SIG_RANDOM:
             self._mark(self.rng_slot[s.device], SLOT_CONTENT)

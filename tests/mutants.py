@@ -46,9 +46,10 @@ NEAREST = {
     "_ext/attributes.pyx": "test_lazy_tensor.py test_lazy_plain_programs.py",
     "_ext/balance.pyx": "profile/test_balance.py profile/test_memory.py profile/test_peak.py profile/test_made_of.py",
     "_ext/blocks.pyx": "npu/test_memory.py npu/test_copies.py",
-    "_ext/collect.pyx": "profile/test_times_apart.py profile/test_nested.py profile/test_lazy.py"
-    " profile/test_as_plain.py profile/test_memory.py profile/test_inclusive.py profile/test_report.py"
-    " profile/test_lines.py profile/test_peak.py profile/test_compiling.py profile/test_surroundings.py",
+    "_ext/collect.pyx": "profile/test_failing_ops.py profile/test_times_apart.py profile/test_nested.py"
+    " profile/test_lazy.py profile/test_as_plain.py profile/test_memory.py profile/test_inclusive.py"
+    " profile/test_report.py profile/test_lines.py profile/test_peak.py profile/test_compiling.py"
+    " profile/test_surroundings.py profile/test_waiting.py profile/test_looked.py profile/test_waiting_shared.py",
     "_ext/context.pyx": "ext/test_context.py semantics profile/test_nested.py",
     "_ext/dispatch.pyx": "ext/test_dispatch.py test_lazy_tensor.py",
     "_ext/divided.pyx": "remote/test_placing.py",
@@ -68,7 +69,8 @@ NEAREST = {
     "_ext/keys.pyx": "test_lazy_function_entries.py test_lazy_products.py test_lazy_floats.py test_lazy_mistakes.py"
     " ext/test_tables.py",
     "_ext/labels.pyx": "profile/test_inclusive.py profile/test_times_apart.py",
-    "_ext/layout.pyx": "ext/test_shapes_of_each.py ext/test_shapes.py test_lazy_layouts.py test_meta.py",
+    "_ext/layout.pyx": "ext/test_shapes_of_each.py ext/test_shapes_nearby.py ext/test_shapes.py"
+    " test_lazy_layouts.py test_meta.py",
     "_ext/lazy.pyx": "ext/test_tape.py test_lazy_tensor.py test_limits.py test_incremental.py test_failures.py",
     "_ext/ledger.pyx": "ext/test_ledger.py profile/test_memory_estimate.py estimate/test_estimating.py"
     " conformance/test_estimate.py",
@@ -77,7 +79,8 @@ NEAREST = {
     "_ext/op*.pyx": "profile/test_report.py",
     "_ext/overlap.pyx": "test_lazy_overlap.py",
     "_ext/paths.pyx": "ext/test_context.py semantics profile/test_owners.py",
-    "_ext/pool.pyx": "npu/test_streams.py npu/test_events.py npu/test_memory.py npu/test_failing_calls.py",
+    "_ext/pool.pyx": "npu/test_streams.py npu/test_events.py npu/test_memory.py npu/test_failing_calls.py"
+    " npu/test_cann_releases.py",
     "_ext/registry.pyx": "test_lazy_operators.py test_lazy_surroundings.py",
     "_ext/replay.pyx": "test_execute.py test_lazy_autograd_writes.py test_failures.py test_cache.py test_passes.py",
     "_ext/rowtable.pyx": "profile/test_rows.py profile/test_times_apart.py profile/test_report.py",
@@ -89,7 +92,7 @@ NEAREST = {
     "_ext/template.pyx": "ext/test_tables.py test_lazy_products.py test_lazy_tensor.py",
     "_ext/timeline.pyx": "profile/test_times_apart.py profile/test_lazy.py profile/test_report.py",
     "_ext/view_chains.pyx": "test_lazy_view_chains.py",
-    "_ext/*.pyx": "ext/test_shapes_of_each.py ext/test_shapes.py test_meta.py",
+    "_ext/*.pyx": "ext/test_shapes_of_each.py ext/test_shapes_nearby.py ext/test_shapes.py test_meta.py",
     "engine/cache/*": "test_cache_names.py test_cache.py",
     "engine/execute/across.py engine/execute/cuda.py": "test_execute_cuda.py",
     "engine/execute/ambient.py": "remote/test_settings.py test_cache_names.py test_lazy_modes.py",
@@ -103,7 +106,7 @@ NEAREST = {
     "engine/record/arguments.py engine/record/eager.py": "test_lazy_operators.py test_lazy_eager.py"
     " test_lazy_autograd_writes.py",
     "engine/record/gradients.py engine/record/inside.py": "test_lazy_autograd.py test_lazy_transforms.py",
-    "engine/record/handlers.py": "test_lazy_tensor.py test_lazy_methods.py test_lazy_storage.py"
+    "engine/record/handlers.py": "test_lazy_tensor.py test_lazy_creation.py test_lazy_methods.py test_lazy_storage.py"
     " test_lazy_late_errors.py test_lazy_operators.py test_lazy_autograd.py estimate/test_known.py",
     "engine/record/meeting.py": "test_lazy_meeting.py cli/test_cli_run_devices.py",
     "engine/record/intercept.py": "test_lazy_function_entries.py test_lazy_meeting.py test_lazy_tensor.py"
@@ -121,7 +124,8 @@ NEAREST = {
     "engine/remote/cuts.py": "remote/test_cut_numbers.py remote/test_cuts.py remote/test_placing.py",
     "engine/remote/placing.py engine/remote/division.py engine/remote/unplaced.py": "remote/test_placing.py",
     "engine/remote/spread.py": "remote/test_spread.py",
-    "engine/remote/functions.py": "remote/test_functions.py remote/test_wire.py remote/test_loopback.py remote/test_checks.py",
+    "engine/remote/functions.py": "remote/test_functions.py remote/test_wire.py remote/test_loopback.py"
+    " remote/test_checks.py",
     "engine/remote/checks.py engine/remote/wire.py": "remote/test_wire.py"
     " remote/test_loopback.py remote/test_checks.py",
     "engine/remote/child.py engine/remote/pipe.py engine/remote/hello.py": "remote/test_pipe.py",
@@ -149,7 +153,7 @@ CAST = re.compile(r"<\s*[A-Za-z_][\w. ]*[* ]*\??>")
 #: ours make room for, the length of an array that is declared, and the length that memory is about to grow to.
 ROOMY = re.compile(
     r"\b(malloc|calloc|realloc|_?room|reserve)\(([^()/-]|\(([^()/-]|\([^()/-]*\))*\))*(\)|$)"
-    r"|^\s*cdef \w+ \*?\w+\[\d+\]|^\s*(cdef (size_t|uint32_t) )?cap = [^/,]+$"
+    r"|^\s*cdef \w+ \*?\w+\[\d+\]|^\s*(cdef (size_t|uint32_t) )?cap = [^/]+$"
 )
 #: What a function in C gives where it raises.
 RAISES = re.compile(r"\bexcept\s?\??\s?-?\s?\d+( nogil)?:$")

@@ -144,6 +144,23 @@ def test_S5_tables_that_were_large_give_their_memory_back() -> None:
     assert y.tolist() == [[0.75] * 4] * 2
 
 
+def test_S5_what_the_tables_say_that_they_hold_is_what_they_hold() -> None:
+    """Counted entry by entry as they grow, and all at once when they are looked through: the same."""
+    entries_in_use()
+    tape.interner.set_limit(1 << 30, 1 << 30)
+    x, held = torch.ones(4, device=LAZY), []
+    for i in range(3000):
+        held.append((x * (i + 200.75)).expand(i + 300, 4))
+        held.append(held[-1].t()[:, 1 : i % 7 + 2])
+    counted, entries = tape.interner.bytes, tape.interner.counts()
+    tape.interner.set_limit(1)
+    held.append(torch.ones(4, device=LAZY) * next(unheard))  # the tables are looked through
+    now = tape.interner.counts()
+    gone = sum(entries) - sum(now)
+    assert gone < 30, "all of them are named"
+    assert abs(tape.interner.bytes - counted) <= 300 * (abs(gone) + 3)
+
+
 def test_S5_freed_values_give_their_memory_back() -> None:
     before = tape.counters()["bytes_held"]
     many = [torch.ones(1, device=LAZY) * 2.0 for _ in range(100_000)]

@@ -305,8 +305,8 @@ class _Units:
                     room[at[unit]] += self._memory[unit]
                     at[unit] = worker
                     break
-            else:
-                break
+            else:  # there is no room for what would pay
+                return [int(w) for w in at]
         return [int(w) for w in at]
 
 
