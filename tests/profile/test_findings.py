@@ -190,21 +190,6 @@ def test_C2_finding_first_iteration() -> None:
 
 
 @torch.no_grad()
-def encode_and_decode() -> None:
-    model = nn.Linear(512, 512)
-    for step in range(6):
-        model(torch.ones(2048 if not step else 8, 512))
-        time.sleep(0.3 if not step else 0.05)
-
-
-def test_C2_a_first_iteration_that_does_other_work_is_no_finding() -> None:
-    """Leaving it out of the report would leave out what the program is there for."""
-    report = measured(encode_and_decode)
-    assert report["steps"]["count"] == 6 and report["steps"]["first_s"] > 2 * report["steps"]["time_s"]["median"]
-    assert "first-iteration" not in ids(report)
-
-
-@torch.no_grad()
 def many(device: str, size: int) -> None:
     model = nn.Identity()
     x = torch.ones(size, device=device)
