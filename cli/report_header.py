@@ -86,7 +86,7 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     if steps.get("count", 0) > 1:
         times = steps.get("time_s")
         least, usual, most = (seconds(times[name]) for name in ("min", "median", "max")) if times else ("",) * 3
-        each = f", {usual} each ({least} to {most})" if times else ""
+        each = f", median {usual} ({least} to {most})" if times else ""
         left_out = f", {steps['warmup']} of them left out as warm-up ({seconds(steps.get('warmup_s'))})"
         facts.append(("steps", f"{steps['count']}{each}{left_out if steps.get('warmup') else ''}"))
     flops = totals.get("flops") or 0

@@ -403,6 +403,7 @@ def test_C1_what_a_file_does_at_its_top_level_is_not_counted(here):
         report = json.loads((here / "out.json").read_text())
         assert report["totals"]["macs"] == 2 * 2 * 8 * 8 and report["totals"]["params"] == 8 * 8 + 8
         assert report["steps"]["count"] - report["steps"]["warmup"] == 2
+        assert (", median " in result.output) == (not more), "half of the iterations take longer: it is not each"
         assert [row["calls"] for row in report["modules"] if row["path"]] == [2]
         assert report["model"]["params"] == 72 and not any(row["name"] == "backward" for row in report["phases"])
 

@@ -134,6 +134,13 @@ def test_C4_a_number_is_written_at_the_first_of_unknown_places(session: None) ->
     assert torch.zeros(2, 1, dtype=torch.int64).scatter_(1, scores.cpu().topk(3).indices, 1).tolist() == [[1]] * 2
 
 
+def test_C4_quantiles_of_known_numbers_are_known(session: None) -> None:
+    """As of the times that torch.utils.benchmark measured."""
+    times = torch.tensor([3.0, 1.0, 2.0])
+    assert times.quantile(0.5).item() == torch.quantile(times, q=0.5, dim=0).item() == 2
+    assert torch.nanquantile(times, 1).item() == 3 and assumptions.assumed() == []
+
+
 def test_C4_predictions_are_compared_with_known_labels(session: None) -> None:
     labels = torch.arange(8, device="cuda") % 4
     predicted = nn.Linear(4, 4).cuda()(torch.randn(8, 4, device="cuda")).argmax(-1)

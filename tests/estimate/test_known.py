@@ -354,6 +354,12 @@ def test_C4_of_unknown_classes_it_is_one(assume: int) -> None:
     assert rows == found == [5 if k == assume else 0 for k in range(3)]
 
 
+def test_C4_whether_unknown_tensors_are_alike_is_said_of_any_size(knowing: None) -> None:
+    """As a program checks its own function against another one: no memory of their size is taken for it."""
+    assert torch.equal(unknown(1 << 40), unknown(1 << 40)) and torch.allclose(unknown(1 << 40), unknown(1 << 40))
+    assert not torch.equal(unknown(3), unknown(4)) and known.assumed()
+
+
 def test_C4_too_much_to_assume_is_said(knowing: None) -> None:
     said = r"\[tolist\] meta tensor has no data \(.*test_known\.py:\d+\).*--assume"
     with pytest.raises(mindtorch.NoDataError, match=said):

@@ -1,7 +1,8 @@
-"""C2: what to try where a model waits for data, and where a line is in no iteration."""
+"""C2: what to try where a model waits for data, where a line is in no iteration, and where the first is another."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from mindtorch.profile import Profiler
 from mindtorch.profile.report import time_findings
-from tests.profile.test_findings import Slow, the
+from tests.profile.test_findings import Slow, ids, measured, the
 
 STARTING = (
     "num_workers=0 where items are cheap to make: most of that time is until new workers hand over their first batch, "
@@ -107,3 +108,18 @@ def test_C2_finding_python_line_in_a_library() -> None:
             scope["slow"](torch.ones(2))
     row = the(seen.report(), "python-line")
     assert row["place"]["line"] == 2 and row["try"] == "fewer calls of what is slowly's there, or one on larger tensors"
+
+
+@torch.no_grad()
+def encode_and_decode() -> None:
+    model = nn.Linear(512, 512)
+    for step in range(6):
+        model(torch.ones(2048 if not step else 8, 512))
+        time.sleep(0.3 if not step else 0.05)
+
+
+def test_C2_a_first_iteration_that_does_other_work_is_no_finding() -> None:
+    """Leaving it out of the report would leave out what the program is there for."""
+    report = measured(encode_and_decode)
+    assert report["steps"]["count"] == 6 and report["steps"]["first_s"] > 2 * report["steps"]["time_s"]["median"]
+    assert "first-iteration" not in ids(report)

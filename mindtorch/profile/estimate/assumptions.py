@@ -52,9 +52,9 @@ def anything() -> bool:
     return bool(_assumed)
 
 
-def full(t: torch.Tensor, op: str, note: bool = True, value: Any = None) -> torch.Tensor:
+def full(t: torch.Tensor, op: str, note: bool = True, value: Any = None, one: bool = False) -> torch.Tensor:
     """A plain tensor like ``t``, full of the assumption, or of what follows from it; noted as made by the program's
-    current line.
+    current line. one: a single element of it.
 
     A line that has asked very often is told the opposite once: whatever waits there comes to its end.
     """
@@ -62,6 +62,8 @@ def full(t: torch.Tensor, op: str, note: bool = True, value: Any = None) -> torc
     value = value_of(dtype) if value is None else value
     if note and _note(op, size, dtype, value) % MANY == 0:
         value = not value if dtype is torch.bool else 0 if value else 1
+    if one:
+        return torch.full((), value, dtype=dtype, device="cpu")
     return torch.empty_strided(size, stride or contiguous(size), dtype=dtype, device="cpu").fill_(value)
 
 

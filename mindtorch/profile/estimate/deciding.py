@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,7 +25,7 @@ from ...ops.decisions import REDUCING, ROUTING
 from . import assumptions
 
 __all__ = [
-    "TO_SPARSE", "balanced", "decide", "install", "keeps", "lose", "meet", "rows", "uniform", "uniform_of",
+    "TO_SPARSE", "balanced", "decide", "elements", "install", "keeps", "lose", "meet", "rows", "uniform", "uniform_of",
 ]  # fmt: skip
 
 _known = WeakIdKeyDictionary()  # results of comparisons with unknown values
@@ -49,15 +49,31 @@ def balanced(on: bool) -> Iterator[None]:
 
 
 def install() -> None:
-    """Have torch's ``cov`` and ``istft`` answered here: they refuse weights, and windows, whose sum is 0, so unknown
-    ones are taken to be 1."""
-    for func in (torch.cov, torch.Tensor.cov, torch.istft, torch.Tensor.istft) if not _divisors else ():
-        _divisors.append(func)
-        handler = functools.partial(_with_ones, func)
+    """Have torch's ``cov`` and ``istft`` answered here, which refuse weights, and windows, whose sum is 0, so unknown
+    ones are taken to be 1; and ``quantile``, which makes a tensor of a number."""
+    if _answered:
+        return
+    for func in (torch.cov, torch.Tensor.cov, torch.istft, torch.Tensor.istft):
+        _answered[func] = functools.partial(_with_ones, func)
+    for func in (torch.quantile, torch.Tensor.quantile, torch.nanquantile, torch.Tensor.nanquantile):
+        _answered[func] = functools.partial(_of_a_tensor, func)
+    for func, handler in _answered.items():
         _intercept.register(func, _intern.OpInfo(func, f"aten::{func.__name__}", _intern.HANDLER, handler=handler))
 
 
-_divisors: list[Any] = []  # the functions that are answered here
+_answered: dict[Any, Callable[..., Any]] = {}  # functions, and what answers them here
+
+
+def _of_a_tensor(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """C++ makes a tensor of the number that says which quantile, of which nothing is known; of this one it is."""
+    x = args[0] if args else kwargs.get("input")
+    q = args[1] if len(args) > 1 else kwargs.get("q")
+    if mode.now.estimate is None or not isinstance(x, torch.Tensor) or not isinstance(q, (int, float)):
+        return NotImplemented
+    q = torch.tensor(q, dtype=x.dtype, device=x.device)
+    return func(x, q, *args[2:], **{name: value for name, value in kwargs.items() if name not in ("input", "q")})
+
+
 _weighing = threading.local()
 
 
@@ -91,12 +107,24 @@ def keeps(name: str, t: Any) -> Any:
     return uniform(t)
 
 
+def elements(name: str, inputs: list[Any], missing: list[Any]) -> int:
+    """How many unknown elements decide what the call says; -1: one of each tensor, as all of them are alike."""
+    if name in _WHETHER_ALIKE and len(missing) == len(inputs) and len({t.shape for t in inputs}) == 1:
+        return -1
+    return sum(t.numel() for t in missing)
+
+
+_WHETHER_ALIKE = frozenset({"aten::allclose", "aten::equal"})
+
+
 def sizes(name: str, t: Any) -> bool:
-    """Does the size of what the op gives follow from what ``t`` holds? Of what is indexed by a mask it does not, nor
-    of probabilities whose targets have lengths."""
+    """Does the size of what the op gives follow from what ``t`` holds, or what the program does next? Of what is
+    indexed by a mask it does not, nor of probabilities whose targets have lengths."""
     dtype = _core.meta_of(_core.get_handle(t))[0]
     if name in _BY_MASK:
         return dtype in _MASKS
+    if name in _WHETHER_ALIKE:
+        return True
     return about(name).sizes_from_values or not (dtype.is_floating_point or dtype.is_complex)
 
 

@@ -396,7 +396,7 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
             if by_signal_handler(error):
                 raise
             refused = error  # torch cannot tell from the sizes alone, or will not: tried on numbers
-    elements = sum(t.numel() for t in missing)
+    elements = deciding.elements(info.name, inputs, missing)
     if elements > assumptions.MOST_ASSUMED:
         try:
             if refused is None or isinstance(refused, NoDataError):
@@ -408,7 +408,7 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
         for i, t in enumerate(inputs):
             if values[i] is None:
                 note = depends and deciding.sizes(info.name, t)
-                values[i] = assumptions.full(t, info.name, note, deciding.keeps(info.name, t))
+                values[i] = assumptions.full(t, info.name, note, deciding.keeps(info.name, t), elements < 0)
     try:
         return _on_values(info, args, kwargs, inputs, values, written, exact=False)
     except (RuntimeError, NotImplementedError) as error:

@@ -137,7 +137,7 @@ def first(of: Looked) -> Said | None:
     """Of a measured run: a first iteration that takes longer than the others together suggest."""
     steps = of.report["steps"]
     spread, first = steps["time_s"], steps["first_s"] or 0.0
-    if of.seen.mode != "measured" or steps["warmup"] or not spread or first <= 2 * spread["median"]:
+    if of.seen.mode != "measured" or steps["warmup"] or not spread or first <= 2 * spread["median"] or _other_work(of):
         return None
     share = of.part(first - spread["median"])
     times = first / spread["median"]
@@ -146,6 +146,18 @@ def first(of: Looked) -> Said | None:
     )
     place = of.place(0, _slow_at_first(of, first - spread["median"]))
     return Said(f"{text} of the time", share, place, "--warmup 1, which leaves it out of the report")
+
+
+def _other_work(of: Looked) -> bool:
+    """Does the first iteration compute more than twice of what the usual one does? Then it is none of those."""
+    log, spans = of.seen.log, of.seen.spans
+    if log is None or log.dropped_events or len(spans) < 2:
+        return False
+    events = np.frombuffer(log.events(), times.EVENT)
+    events = events[events["kind"] == OP]
+    flops = np.array([0 if found is None else found[0] for found in of.seen.flops])[events["sig"]]
+    done = [int(flops[(events["start"] >= begin) & (events["start"] < end)].sum()) for begin, end in spans]
+    return done[0] > 2 * float(np.median(done[1:]))
 
 
 def _slow_at_first(of: Looked, excess: float) -> int:
