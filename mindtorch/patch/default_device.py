@@ -24,7 +24,7 @@ from .._ext import hooks as _hooks
 from ..base.patching import Patch, replaced
 from ..devices import mode, names
 from ..devices.lazy_device import DEVICE_TYPE
-from ..engine.execute import tensors
+from ..engine.execute import tensors, values
 from ..engine.record.meeting import bring_together
 from . import creation, generators, hooks, loaders, parallel, pretrained, slot
 from .device_module import of_generator
@@ -67,6 +67,7 @@ def one_generator(index: int) -> Iterator[None]:
     tensors.in_use()
     tensors.on_device()
     generators.watch_all()
+    values.begin_with(torch.initial_seed())
     _hooks.take_default(_make)
     with mode.enter(draws=index), replaced(_methods()):
         yield

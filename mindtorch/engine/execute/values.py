@@ -28,6 +28,7 @@ lock = threading.RLock()
 os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 _META = torch.device("meta")  # the place of values that are elsewhere
 _executor: Executor | None = None
+_first_seed: int | None = None
 _default_executor: Callable[[], Executor] | None = None
 
 
@@ -119,8 +120,21 @@ def executor() -> Executor:
             raise LazyTensorError("no executor is installed: import mindtorch itself, not one of its modules")
         with lock:  # two threads may need the first one at once
             if _executor is None:
-                _executor = _default_executor()
+                made = _default_executor()
+                if _first_seed is not None:
+                    made.seed(_first_seed)
+                _executor = made
     return _executor
+
+
+def begin_with(seed: int) -> None:
+    """Where nobody has seeded the executor's generators nor drawn from them, they begin with this seed. Theirs is the
+    same in every process, torch's is not.
+    """
+    global _first_seed
+    _first_seed = seed
+    if _executor is not None and _executor.generators() == (None, {}):
+        _executor.seed(seed)
 
 
 def lists_are_apart() -> bool:
