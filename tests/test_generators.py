@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import mindtorch
-from mindtorch.engine.execute import LocalExecutor
 
 DEVICES = ("remote_accelerator:0", "remote_accelerator:1", "remote_accelerator:7")
 
@@ -158,12 +157,23 @@ def test_L7_every_index_there_is_has_a_generator() -> None:
     assert again[0].item() == again[1].item() != kept[0].item()
 
 
-def test_L7_a_device_that_nobody_seeded_begins_anywhere() -> None:
-    first, second = LocalExecutor(), LocalExecutor()
-    drawn = [executor.state(0).tolist() for executor in (first, second)]
-    assert drawn[0] != drawn[1] and first.state(0).tolist() == drawn[0]
-    first.seed(3), second.seed(3)
-    assert first.state(1).equal(second.state(1))
+@pytest.mark.parametrize("seeded", [False, True])
+@pytest.mark.parametrize("chosen", ["", "set_executor(mindtorch.engine.execute.LocalExecutor())", "set_executor(None)"])
+def test_L7_a_device_that_nobody_seeded_begins_where_torchs_generator_did(
+    after_torch: Callable[..., Any], chosen: str, seeded: bool
+) -> None:
+    code = f"""
+        import torch
+        torch.default_generator.seed()  # as a process begins
+        import mindtorch
+        {seeded and "torch.default_generator.manual_seed(3)"}
+        {chosen and "mindtorch." + chosen}
+        drawn = torch.rand(3, device="remote_accelerator:0")
+        print(torch.initial_seed(), drawn.tolist() == torch.rand(3).tolist())
+    """
+    first, second = (after_torch(code).stdout.split() for _ in range(2))
+    assert (first[0] == second[0] == "3") if seeded else first[0] != second[0]
+    assert first[1] == second[1] == "True"
 
 
 def test_L7_a_generator_of_the_programs_own_draws_the_cpus_numbers(same_as_eager: Callable[..., None]) -> None:

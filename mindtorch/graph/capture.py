@@ -23,7 +23,7 @@ from .. import ops
 from .._ext import context as _context
 from .._ext import lazy as _core
 from ..base.threads import ThreadWatch
-from ..engine.semantics.holding import named_tensors
+from ..engine.semantics.owners import named_tensors
 from ..ops import schema
 from .graph import ComputationGraph
 from .parts import Call, Hole, Output, Reading, constant, output_of

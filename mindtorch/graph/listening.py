@@ -18,7 +18,7 @@ from .._ext import tape as _tape
 from .._ext.encoder import Encoded, encode
 from .._ext.signals import by_signal_handler
 from ..engine.execute import between, local, values
-from ..engine.semantics.holding import named_tensors
+from ..engine.semantics.owners import named_tensors
 from . import analysis
 from .analysis import Analysis
 from .capture import tracked_models

@@ -33,6 +33,20 @@ def test_C9_arguments_main_and_streams_are_the_programs(runs):
     assert under == plain and "['script.py', '--device', 'cpu', '-x', '--', 'a b']" in under.out
 
 
+@pytest.mark.parametrize("options", [["--executor", "local"], ["--executor", "pipe"], ["--map", "cuda"]])
+def test_C9_a_program_that_sets_no_seed_draws_other_numbers_each_time(runs, options):
+    name = runs.write("""
+        import torch
+        print(torch.rand(1).item())
+        print(torch.rand(1, device="cuda" if torch.cuda.is_available() else "cpu").item())
+        torch.manual_seed(3)
+        print(torch.rand(1).item(), "seeded")
+    """)
+    first, second = (runs.anew(*runs.GENIE, *options, name).out.splitlines() for _ in range(2))
+    assert first[-1] == second[-1] == runs.anew(sys.executable, name).out.splitlines()[-1]
+    assert not {*first[:-1]} & {*second[:-1]}
+
+
 @pytest.mark.parametrize(
     "end", ["import sys; sys.exit(3)", "raise SystemExit", "import sys; sys.exit('no data')", "raise SystemExit(True)"]
 )

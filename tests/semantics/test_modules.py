@@ -10,7 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from mindtorch._ext import context
-from mindtorch.engine.semantics import holding
+from mindtorch.engine.semantics import owners
 
 
 class Block(torch.nn.Module):
@@ -317,12 +317,12 @@ def test_C4_what_a_module_holds_in_torchs_order():
     model["tied"].weight = inner[0].weight
     model.register_buffer("last", torch.ones(1))
     model.register_module("none", None)
-    parameters, buffers = holding.held(model)
+    parameters, buffers = owners.held(model)
     assert list(map(id, parameters)) == list(map(id, model.parameters()))
     assert list(map(id, buffers)) == list(map(id, model.buffers()))
-    assert list(holding.named_modules(model)) == list(model.named_modules())
-    assert [(name, id(t)) for name, t in holding.named_tensors(model)] == [
+    assert list(owners.named_modules(model)) == list(model.named_modules())
+    assert [(name, id(t)) for name, t in owners.named_tensors(model)] == [
         (name, id(t)) for name, t in (*model.named_parameters(), *model.named_buffers())
     ]
-    assert holding.first_parameter(model) is next(model.parameters())
-    assert holding.first_parameter(torch.nn.ReLU()) is None
+    assert owners.first_parameter(model) is next(model.parameters())
+    assert owners.first_parameter(torch.nn.ReLU()) is None

@@ -174,8 +174,7 @@ class LocalExecutor(Executor):
 
 
 class _States(dict[int, torch.Tensor]):
-    """Generator states by device index; an index that is new starts from the seed, as all do, or without one from a
-    number that nobody chose, as torch's default generators do."""
+    """Generator states by device index; an index that is new starts from the seed, as all do."""
 
     def __init__(self, device: torch.device, seed: int | None = None) -> None:
         super().__init__()
@@ -183,9 +182,7 @@ class _States(dict[int, torch.Tensor]):
 
     def __missing__(self, index: int) -> torch.Tensor:
         fresh = torch.Generator(self.device)
-        if self.seed is None:
-            fresh.seed()
-        else:
+        if self.seed is not None:
             fresh.manual_seed(self.seed)
         self[index] = fresh.get_state()
         return self[index]

@@ -43,6 +43,8 @@ def set_executor(executor: Executor | None) -> Executor | None:
     with lock:
         previous = _executor
         if previous is None:
+            if executor is not None:
+                _seed_as_torch(executor)
             _executor = executor
             return None
         with suppress(SessionLost):  # what can still be computed is pending, and the next one's
@@ -53,8 +55,7 @@ def set_executor(executor: Executor | None) -> Executor | None:
             try:
                 executor.set_generators(*previous.generators())
             except SessionLost:  # the states are gone
-                with Quiet():  # of torch's own generator
-                    executor.seed(torch.initial_seed())
+                _seed_as_torch(executor)
             if _META in (previous.place, executor.place):
                 _hand_over(previous, executor)
         _executor = executor
@@ -119,8 +120,18 @@ def executor() -> Executor:
             raise LazyTensorError("no executor is installed: import mindtorch itself, not one of its modules")
         with lock:  # two threads may need the first one at once
             if _executor is None:
-                _executor = _default_executor()
+                made = _default_executor()
+                _seed_as_torch(made)
+                _executor = made
     return _executor
+
+
+def _seed_as_torch(executor: Executor) -> None:
+    """Have its generators begin where torch's own did: each time elsewhere, unless the program says where. They are told
+    by a message, so that who stands in for a lost worker draws the same.
+    """
+    with Quiet():  # of torch's own generator
+        executor.seed(torch.initial_seed())
 
 
 def lists_are_apart() -> bool:

@@ -28,7 +28,7 @@ import torch
 from mindtorch._ext import context, paths
 from mindtorch.base.patching import Patches
 from mindtorch.engine.semantics import owners
-from mindtorch.engine.semantics.holding import first_parameter, named_modules
+from mindtorch.engine.semantics.owners import first_parameter, named_modules
 
 log = logging.getLogger(__name__)
 

@@ -2,18 +2,21 @@
 
 A module does not know who holds it. Of all modules that are alive, those that hold it are found by looking at each,
 which takes milliseconds; it is done when a module is met that runs by itself, and rarely once nothing comes of it.
+
+Also what a module holds, in the order of torch's methods, but whatever its class makes of them: one may call something
+else ``parameters``, ``modules`` or ``children``, a list, an attribute.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 
 import torch
 
 from mindtorch._ext import paths
-from mindtorch.engine.semantics import holding
 
 #: Called with the time (ns, on the clock of profiles) when a search began, once it is over.
 watching: list[Callable[[int], None]] = []
@@ -40,11 +43,11 @@ def of(module: torch.nn.Module, known: Sequence[torch.nn.Module]) -> tuple[torch
     global _searches
     began = time.perf_counter_ns()
     for model in known:
-        for path, candidate in holding.named_modules(model):
+        for path, candidate in named_modules(model):
             if candidate is module:
                 return model, path.split(".") if path else []
     name = type(module).__qualname__
-    if holding.first_parameter(module) is None:
+    if first_parameter(module) is None:
         _in_vain[name] += 1
         if not _is_due(_in_vain[name], MOST_IN_VAIN):
             return module, []
@@ -80,7 +83,7 @@ def _search(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
             todo.append(holder)
         if not further:
             outermost.append(at)
-    model = max(outermost, key=lambda at: sum(1 for _ in holding.modules(at)), default=module)
+    model = max(outermost, key=lambda at: sum(1 for _ in modules(at)), default=module)
     return model, _names(model, below)
 
 
@@ -92,3 +95,62 @@ def _names(model: torch.nn.Module, below: Mapping[int, tuple[torch.nn.Module, st
         names.append(name)
         step = below[id(child)]
     return names
+
+
+# ---- what a module holds ---------------------------------------------------------------------------------------------
+def named_modules(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The module itself, its name empty, and all under it, each once, parents first."""
+    todo: list[tuple[str, torch.nn.Module | None]] = [("", root)]
+    seen: set[int] = set()
+    while todo:
+        name, module = todo.pop()
+        if module is None or id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield name, module
+        children = [(f"{name}.{child}" if name else child, found) for child, found in module._modules.items()]
+        todo.extend(reversed(children))
+
+
+def modules(root: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    return (module for _, module in named_modules(root))
+
+
+def first_parameter(root: torch.nn.Module) -> torch.nn.Parameter | None:
+    every = chain.from_iterable(module._parameters.values() for module in modules(root))
+    return next((parameter for parameter in every if parameter is not None), None)
+
+
+def named_tensors(root: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters, then buffers, each once."""
+    seen: set[int] = set()
+    for kind in ("_parameters", "_buffers"):
+        for prefix, module in named_modules(root):
+            for name, tensor in getattr(module, kind).items():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield f"{prefix}.{name}" if prefix else name, tensor
+
+
+def held(module: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.Tensor]]:
+    """(parameters, buffers) of `module` and of all that is under it, each once.
+
+    In the order of ``parameters()`` and ``buffers()``, which name each one, and take many times as long.
+    """
+    parameters: dict[int, torch.nn.Parameter] = {}
+    buffers: dict[int, torch.Tensor] = {}
+    todo: list[torch.nn.Module | None] = [module]
+    seen: set[int] = set()
+    while todo:
+        holder = todo.pop()
+        if holder is None or id(holder) in seen:
+            continue
+        seen.add(id(holder))
+        for parameter in holder._parameters.values():
+            if parameter is not None:
+                parameters[id(parameter)] = parameter
+        for buffer in holder._buffers.values():
+            if buffer is not None:
+                buffers[id(buffer)] = buffer
+        todo.extend(reversed(holder._modules.values()))
+    return list(parameters.values()), list(buffers.values())

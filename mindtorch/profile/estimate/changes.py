@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from mindtorch.base.patching import replaced
 from mindtorch.base.words import counted
-from mindtorch.engine.semantics import holding, modules
+from mindtorch.engine.semantics import modules, owners
 
 __all__ = ["AROUND", "changed"]
 
@@ -46,7 +46,7 @@ def _met(change: Callable[[nn.Module], None]) -> Iterator[None]:
     """Do this to each outermost module that has parameters, before its first call."""
 
     def saw(root: nn.Module, _path: int) -> None:
-        if holding.first_parameter(root) is not None:
+        if owners.first_parameter(root) is not None:
             change(root)
 
     modules.add_listener(saw)
@@ -85,7 +85,7 @@ def _under(root: nn.Module, context: Callable[[], Any]) -> None:
 
 def _bf16(notes: list[str]) -> Any:
     def cast(root: nn.Module) -> None:
-        parameter = holding.first_parameter(root)
+        parameter = owners.first_parameter(root)
         if parameter is not None and parameter.dtype is torch.float32:
             kind = parameter.device.type
             _under(root, lambda: torch.autocast(kind, torch.bfloat16))
@@ -117,11 +117,11 @@ def _checkpointing(notes: list[str]) -> Any:
 def _layers(root: nn.Module) -> list[nn.Module]:
     """The repeated layers: of the lists of modules of one class, the outermost ones with the most parameters."""
     best: tuple[int, list[nn.Module]] = (0, [])
-    for holder in holding.modules(root):
+    for holder in owners.modules(root):
         if isinstance(holder, (nn.ModuleList, nn.Sequential)):
             layers = list(holder)
             if len(layers) > 1 and len({type(layer) for layer in layers}) == 1 and layers[0]._modules:
-                size = sum(p.numel() for p in holding.held(holder)[0])
+                size = sum(p.numel() for p in owners.held(holder)[0])
                 if size > best[0]:
                     best = size, layers
     return best[1]

@@ -31,7 +31,7 @@ from mindtorch.base.words import counted
 from mindtorch.devices.lazy_device import place_of
 from mindtorch.engine import semantics
 from mindtorch.engine.execute import values
-from mindtorch.engine.semantics import generation, holding, modules, phases
+from mindtorch.engine.semantics import generation, modules, owners, phases
 from mindtorch.profile.cost import about
 from mindtorch.profile.cost.collectives import links_of
 from mindtorch.profile.cost.targets import Target
@@ -259,7 +259,7 @@ class Estimator(Run):
     def _saw_root(self, root: torch.nn.Module, path: int) -> None:
         super()._saw_root(root, path)
         self._on_host.saw(root, path)
-        layers = (each for each in holding.modules(root) if isinstance(each, torch.nn.RNNBase))
+        layers = (each for each in owners.modules(root) if isinstance(each, torch.nn.RNNBase))
         self._recurrent.update(each.mode for each in layers if any(p.is_cuda for p in each.parameters()))
 
     def stage(self, name: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from mindtorch._ext import context
-from mindtorch.engine.semantics.holding import held
+from mindtorch.engine.semantics.owners import held
 
 _FEW = 8  # calls that are all looked at; of later ones ever fewer
 _LEAST = 0.05 * 2**20  # bytes: less would be shown as 0.0 MiB

@@ -11,7 +11,7 @@ import numpy as np
 from mindtorch._ext import context, ledger
 from mindtorch._ext import lazy as _core
 from mindtorch.engine.semantics import modules
-from mindtorch.engine.semantics.holding import named_tensors
+from mindtorch.engine.semantics.owners import named_tensors
 from mindtorch.graph import ComputationGraph
 from mindtorch.graph.pending import LogBuilder
 from mindtorch.profile.estimate import known

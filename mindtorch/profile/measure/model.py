@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from mindtorch._ext import context
-from mindtorch.engine.semantics import holding, modules
+from mindtorch.engine.semantics import modules, owners
 
 
 class Owned(NamedTuple):
@@ -75,7 +75,7 @@ class ModelBook:
             root = ref()
             if root is None:
                 continue
-            parameters = holding.held(root)[0]
+            parameters = owners.held(root)[0]
             tokens = {token for token, _ in noted.values()}
             if any(self._known(parameter) not in tokens for parameter in parameters):
                 self.roots[path][1].extend(self._look(root, path, noted))
@@ -168,7 +168,7 @@ def _inner(root: torch.nn.Module) -> list[torch.nn.Module]:
     found: list[torch.nn.Module] = []
     at = root
     while not any(parameter is not None for parameter in at._parameters.values()):
-        children = [m for m in at._modules.values() if m is not None and holding.first_parameter(m) is not None]
+        children = [m for m in at._modules.values() if m is not None and owners.first_parameter(m) is not None]
         if len(children) != 1:
             break
         at = children[0]

@@ -24,7 +24,7 @@ from mindtorch._ext.balance import Balance, HeldStorage
 from mindtorch._ext.collect import Collector
 from mindtorch.base import sourceline
 from mindtorch.devices import mode
-from mindtorch.engine.semantics import holding, modules, phases
+from mindtorch.engine.semantics import modules, owners, phases
 from mindtorch.profile.report import times
 from mindtorch.profile.report.module_names import Names
 from mindtorch.profile.report.rows import FORWARD
@@ -65,7 +65,7 @@ Role = tuple[list[torch.Tensor], int]
 
 def of_model(root: torch.nn.Module) -> list[Role]:
     """What a model holds, and for what."""
-    parameters, buffers = holding.held(root)
+    parameters, buffers = owners.held(root)
     return [(list(parameters), PARAMETERS), (buffers, BUFFERS), (_gradients(parameters), GRADIENTS)]
 
 
