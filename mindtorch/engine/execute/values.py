@@ -127,8 +127,9 @@ def executor() -> Executor:
 
 
 def _seed_as_torch(executor: Executor) -> None:
-    """Have its generators begin where torch's own did: each time elsewhere, unless the program says where. They are told
-    by a message, so that who stands in for a lost worker draws the same.
+    """Have its generators begin where torch's own did: elsewhere each time, unless the program says where.
+
+    By a message, as all that a worker is told, so that who stands in for a lost one draws the same.
     """
     with Quiet():  # of torch's own generator
         executor.seed(torch.initial_seed())
