@@ -117,7 +117,10 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         facts += _grounds(roofline)
     if totals.get("peak_bytes"):
         held = report.get("memory") or {"peak_bytes": totals["peak_bytes"]}
-        facts.append(("memory", report_memory.fit(held, sized and report.get("roofline") is not None)))
+        fits = report_memory.fit(held, sized and report.get("roofline") is not None)
+        earlier = 0 if sized else startup.get("peak_bytes", 0)  # an estimate's is that of the whole run
+        more = f" · {bytes_text(earlier)} before that, in start-up" if earlier > held["peak_bytes"] else ""
+        facts.append(("memory", f"{fits}{more}"))
     overhead = totals.get("overhead_s")
     if overhead is not None and not sized:
         # Of what was measured: a run that is mostly imports would make any overhead look like none.

@@ -382,6 +382,22 @@ def test_C2_trace_that_leaves_events_out_says_so(tmp_path, monkeypatch, capsys):
         assert (tmp_path / f"{dropped}.json").read_text() == "{}"
 
 
+def test_C2_a_larger_peak_before_the_first_iteration_is_said(here):
+    (here / "loads.py").write_text(
+        "import sys, torch\n"
+        "data = torch.ones(int(sys.argv[1]), 1024)\n"
+        "data = (data * 2)[:1].clone()\n"
+        "net = torch.nn.Linear(1024, 8)\n"
+        "for _ in range(2):\n"
+        "    net(data).sum().backward()\n"
+    )
+    for rows, said in ((1024, True), (1, False)):
+        result = genie("--json", "out.json", "loads.py", str(rows))
+        report = json.loads((here / "out.json").read_text())
+        assert (report["startup"]["peak_bytes"] > report["totals"]["peak_bytes"]) == said
+        assert ("8.00 MiB before that, in start-up" in result.output) == said, result.output
+
+
 def test_C1_what_a_file_does_at_its_top_level_is_not_counted(here):
     (here / "busy.py").write_text(
         "import torch\n"

@@ -193,6 +193,17 @@ def test_C2_what_torch_func_differentiates_again_is_an_activation(held: Callable
     assert held(program)["activations"] >= 2 * hidden
 
 
+def test_C2_stacked_parameters_of_several_models_are_parameters(held: Callable[..., dict[str, int]]) -> None:
+    def program() -> None:
+        models = [nn.Linear(64, 128, bias=False) for _ in range(3)]
+        models[0](torch.ones(1, 64))  # what follows could be its loss
+        params, _ = torch.func.stack_module_state(models)
+        each = torch.func.vmap(lambda p, x: torch.func.functional_call(models[0], p, (x,)), in_dims=(0, None))
+        each(params, torch.ones(2, 64))
+
+    assert held(program)["parameters"] == 2 * 3 * 64 * 128 * 4
+
+
 def test_C2_a_deep_copy_of_weights_is_no_activation(held: Callable[..., dict[str, int]]) -> None:
     """As early stopping keeps the best weights, after an evaluation with gradients on."""
     k = 256 * KIB

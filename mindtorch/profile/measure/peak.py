@@ -8,6 +8,7 @@ _ext/stretches.pxd).
 from __future__ import annotations
 
 import copy
+import importlib
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
@@ -23,6 +24,7 @@ from mindtorch._ext import lazy as _core
 from mindtorch._ext.balance import Balance, HeldStorage
 from mindtorch._ext.collect import Collector
 from mindtorch.base import sourceline
+from mindtorch.base.patching import Patches
 from mindtorch.devices import mode
 from mindtorch.engine.semantics import modules, owners, phases
 from mindtorch.profile.report import times
@@ -75,21 +77,35 @@ def of_optimizer(optimizer: torch.optim.Optimizer) -> list[Role]:
     return [(state, OPTIMIZER_STATE), (parameters, PARAMETERS), (_gradients(parameters), GRADIENTS)]
 
 
+_functional_call = importlib.import_module("torch._functorch.functional_call")
+_torch_stacked = _functional_call.construct_stacked_leaf
+
+
+def _stacked(tensors: Sequence[torch.Tensor], name: str) -> torch.Tensor:
+    """torch's own, of ``torch.func.stack_module_state``: the parameters, or buffers, of several models in one."""
+    made: torch.Tensor = _torch_stacked(tensors, name)
+    say([made], PARAMETERS if isinstance(tensors[0], torch.nn.Parameter) else BUFFERS)
+    return made
+
+
 class Registered:
     """The parameters that modules are given within the block, and those that there are at a `look`: a module that is
     never called has parameters, too, and so has a program that does without modules."""
 
     def __init__(self) -> None:
         self._refs: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._stacks = Patches(yields=True)
         self._made: set[int] = set()  # those within the block: older ones may be another program's
 
     def __enter__(self) -> Registered:
         self._handle = register_module_parameter_registration_hook(self._saw)
+        self._stacks.put([(_functional_call, "construct_stacked_leaf", _stacked)])
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._stacks.undo()
         self._handle.remove()
 
     def _saw(self, module: torch.nn.Module, name: str, parameter: Any) -> None:

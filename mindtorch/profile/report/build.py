@@ -92,6 +92,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
             "waits": [{"for": what, "self_s": ns / 1e9} for what, ns in early_waits.most_common()],
             "ops": sum(row.calls for row in early),
             "macs": early_macs,
+            "peak_bytes": max((seen.stages[name].peak_bytes for name in early_stages), default=0),
         },
         "totals": {
             "ops": sum(row.calls for row in op_rows),
