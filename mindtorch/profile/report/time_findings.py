@@ -47,10 +47,10 @@ def data(of: Looked) -> Said | None:
     mine = [row for row in of.rows if row.phase == DATA]
     starting = _starting(of)
     share = of.part(sum(row.ns for row in (*mine, *starting)) / 1e9)
-    text = f"{percent(share)} of the time the model waits for data"
+    part = of.part(sum(row.ns for row in starting) / 1e9)
+    text = f"{percent(share - part)} of the time the model waits for data"
     if starting:
-        part = of.part(sum(row.ns for row in starting) / 1e9)
-        text += f", {percent(part)} of it while the DataLoader starts and ends workers"
+        text += f", and for another {percent(part)} the DataLoader starts and ends workers"
     return Said(text, share, of.heaviest(mine), _load_faster(of.seen.loaded, sum(row.ns for row in mine)))
 
 
