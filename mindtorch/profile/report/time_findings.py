@@ -153,8 +153,7 @@ def _other_work(of: Looked) -> bool:
     log, spans = of.seen.log, of.seen.spans
     if log is None or log.dropped_events or len(spans) < 2:
         return False
-    events = np.frombuffer(log.events(), times.EVENT)
-    events = events[events["kind"] == OP]
+    events = (every := np.frombuffer(log.events(), times.EVENT))[every["kind"] == OP]
     flops = np.array([0 if found is None else found[0] for found in of.seen.flops])[events["sig"]]
     done = [int(flops[(events["start"] >= begin) & (events["start"] < end)].sum()) for begin, end in spans]
     return done[0] > 2 * float(np.median(done[1:]))
