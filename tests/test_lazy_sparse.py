@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 import mindtorch
+from mindtorch.engine.remote.loopback import LoopbackExecutor
+from tests.executors import using
 
 LAZY = "remote_accelerator:0"
 Same = Callable[..., None]
@@ -482,3 +484,16 @@ def test_L7_undefined_gradients_stay_undefined_across_devices() -> None:
         ):
             undefined = torch._C._functions.UndefinedGrad()(result)  # type: ignore[attr-defined]
             assert torch.autograd.grad(undefined, leaf, torch.zeros_like(undefined), allow_unused=True) == (None,)
+
+
+def test_L7_a_sparse_tensor_of_another_executor_is_in_no_backward_passes_way() -> None:
+    """Each backward pass, on the CPU too, wanted the memory of all sparse tensors from the executor in use."""
+    with using(LoopbackExecutor()):
+        earlier = torch.sparse_coo_tensor([[0, 1]], torch.ones(2), (3,)).to(LAZY)
+        earlier._values().mul_(2)  # recorded
+        with using(LoopbackExecutor()):
+            for device in ("cpu", LAZY):
+                weight = torch.ones(2, device=device, requires_grad=True)
+                (weight * 3).sum().backward()
+                assert weight.grad is not None and weight.grad.tolist() == [3, 3]
+        assert earlier.to_dense().tolist() == [2, 2, 0]

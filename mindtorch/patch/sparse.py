@@ -46,6 +46,11 @@ class Lent(dict[int, Any]):
         super().__init__()
         self.reason = reason  # for which recordings are run
         self._memory: dict[int, torch.UntypedStorage] = {}  # by address
+        self._executor: weakref.ref[Any] | None = None  # which has what is lent
+
+    def is_here(self) -> bool:
+        """Does the executor in use have what is lent?"""
+        return self._executor is None or self._executor() is values.executor()
 
     def lend(self, part: torch.Tensor, index: int) -> Any:
         """A lazy tensor that is on the memory of ``part``."""
@@ -59,6 +64,7 @@ class Lent(dict[int, Any]):
         """``part`` is memory of the lazy tensor ``made_of`` (None: of no other)."""
         self[storage_of(part)] = eager.held(part.data, index, True, made_of)
         self._memory[storage_of(part)] = part.untyped_storage()
+        self._executor = weakref.ref(values.executor())
         _lenders[id(self)] = self
 
     def settle(self) -> None:
@@ -75,10 +81,12 @@ _lenders: weakref.WeakValueDictionary[int, Lent] = weakref.WeakValueDictionary()
 def _settle_all() -> None:
     """Autograd's kernels read what it saved of sparse tensors, below every call that could be seen here."""
     for lent in list(_lenders.values()):
-        lent.settle()
+        if lent.is_here():  # what another executor had was settled when this one took over
+            lent.settle()
 
 
 phases.before_backward(_settle_all)
+values.before_change(_settle_all)
 
 
 class _Lending(TorchDispatchMode):

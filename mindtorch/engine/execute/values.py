@@ -28,6 +28,7 @@ lock = threading.RLock()
 os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 _META = torch.device("meta")  # the place of values that are elsewhere
 _executor: Executor | None = None
+_before_change: list[Callable[[], None]] = []
 _default_executor: Callable[[], Executor] | None = None
 
 
@@ -49,6 +50,9 @@ def set_executor(executor: Executor | None) -> Executor | None:
             return None
         with suppress(SessionLost):  # what can still be computed is pending, and the next one's
             _settle("executor change")
+        for call in _before_change:
+            with suppress(MaterializationError):  # fails where it is asked for
+                call()
         if executor is None and previous.place == _META and _default_executor is not None:
             executor = _default_executor()  # now: values are to be handed over
         if executor is not None and executor is not previous:
@@ -60,6 +64,11 @@ def set_executor(executor: Executor | None) -> Executor | None:
                 _hand_over(previous, executor)
         _executor = executor
     return previous
+
+
+def before_change(call: Callable[[], None]) -> None:
+    """Call this before another executor takes over, while the one in use has the values."""
+    _before_change.append(call)
 
 
 def begin_again(executor: Executor) -> None:
