@@ -15,6 +15,7 @@ import torch
 
 import mindtorch
 from mindtorch.profile import Profiler
+from mindtorch.profile.estimate.estimator import Estimator
 
 META = torch.device("meta")
 
@@ -122,6 +123,15 @@ def test_M3_views_and_writes() -> None:
     assert t.shape == (2, 2) and t.untyped_storage().nbytes() == 16
     t.squeeze_().unsqueeze_(0)
     assert t.shape == (1, 2, 2)
+
+
+def test_M2_a_storage_that_an_estimate_emptied_is_no_other_tensors() -> None:
+    with Estimator():
+        emptied = [torch.ones(2, 2) for _ in range(8)]
+        for t in emptied:
+            t.untyped_storage().resize_(0)
+    del emptied, t
+    assert {meta(2, 2).untyped_storage().nbytes() for _ in range(8)} == {16}
 
 
 def test_M3_shape_errors_come_at_the_call() -> None:

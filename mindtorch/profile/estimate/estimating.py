@@ -86,7 +86,7 @@ def estimating(
         stack.enter_context(deciding.balanced(balanced))
         stack.enter_context(private())
         saved.forget()
-        meta._emptied.clear()
+        stack.callback(meta._emptied.clear)  # by slots, which other tensors get
         made = (torch.nn.Parameter, "__new__", _new_parameter)
         told = (
             *answers(accelerator),
