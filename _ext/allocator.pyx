@@ -152,9 +152,11 @@ cdef void _merge(Memory *memory, Piece *piece) noexcept nogil:
 
 
 cdef void _split(Memory *memory, Piece *piece, size_t size) noexcept nogil:
-    """Keep ``size`` bytes of it and free the rest, where the rest is worth it."""
+    """Take ``size`` bytes of it and free the rest, where the rest is worth it: others need it. The unit's lock is held
+    since the piece was found."""
     cdef size_t rest = piece.size - size
     cdef Piece *other
+    piece.taken = True
     if rest < STEP or (piece.large and rest <= SMALL) or _make_room(memory, piece.lane, piece.large):
         return
     other = <Piece *>calloc(1, sizeof(Piece))
@@ -221,8 +223,7 @@ cdef Piece *_cached(Lane *lane, bint large, size_t size) noexcept nogil:
     _sweep(unit)
     piece = _best(lane, large, size)
     if piece != NULL:
-        piece.taken = True
-        _split(memory_of(unit), piece, size)  # within the lock, as wherever a piece is found: others need the rest
+        _split(memory_of(unit), piece, size)
     pthread_mutex_unlock(&unit.lock)
     return piece
 
@@ -266,7 +267,7 @@ cdef int _new_segment(Lane *lane, bint large, size_t size, bint tight, Piece **m
                 _add(&memory.reserved, span)
                 _add(&memory.segments, 1)
                 piece.address, piece.size, piece.lane = <char *>address, span, lane
-                piece.large, piece.taken = large, True
+                piece.large = large
                 _split(memory, piece, size)
         if code != 0:
             memory.count -= 1
@@ -295,7 +296,6 @@ cdef int _borrow(Lane *lane, size_t size, Piece **found) noexcept nogil:
             piece = <Piece *>stack.items[at]
     if piece != NULL:
         _remove(piece)
-        piece.taken = True
         _split(memory_of(unit), piece, size)
     pthread_mutex_unlock(&unit.lock)
     found[0] = piece

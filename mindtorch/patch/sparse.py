@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import functools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -46,11 +46,11 @@ class Lent(dict[int, Any]):
         super().__init__()
         self.reason = reason  # for which recordings are run
         self._memory: dict[int, torch.UntypedStorage] = {}  # by address
-        self._executor: weakref.ref[Any] | None = None  # which has what is lent
+        self._executor: Callable[[], Any] = lambda: None  # the one that has what is lent
 
     def is_here(self) -> bool:
         """Does the executor in use have what is lent?"""
-        return self._executor is None or self._executor() is values.executor()
+        return self._executor() is values.executor()
 
     def lend(self, part: torch.Tensor, index: int) -> Any:
         """A lazy tensor that is on the memory of ``part``."""

@@ -1,5 +1,6 @@
 """C2: what a profile must not change, and not count, because it is watching."""
 
+import functools
 import threading
 import warnings
 
@@ -28,23 +29,37 @@ def test_C2_what_torch_notes_for_itself_is_no_op_of_a_thread(record):
     assert ops + report["startup"]["ops"] < profiler.collector.n_ops
 
 
-def test_C2_warnings_name_the_lines_that_they_name_without_a_profile():
+def hooked():
+    """Which warns at a line of the program's: no input needs a gradient."""
+    net = torch.nn.Linear(2, 2)
+    net.register_full_backward_hook(lambda *args: None)
+    net(torch.ones(1, 2)).sum().backward()
+
+
+def pinned(workers):
+    """Which warns at a line of torch's: there is no accelerator."""
+    list(DataLoader(torch.ones(2, 2), pin_memory=True, num_workers=workers))
+
+
+@pytest.mark.parametrize(
+    ("program", "file"),
+    [(hooked, __file__), *((functools.partial(pinned, n), torch.utils.data.dataloader.__file__) for n in (0, 1))],
+    ids=["hook", "loader", "loader with workers"],
+)
+def test_C2_warnings_name_the_lines_that_they_name_without_a_profile(program, file):
     """Torch finds them by counting the frames of functions in Python: no function of ours is among them."""
 
     def told():
-        net = torch.nn.Linear(2, 2)
-        net.register_full_backward_hook(lambda *args: None)  # which warns: no input needs a gradient
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            net(torch.ones(1, 2)).sum().backward()
-            list(torch.utils.data.DataLoader([1, 2], pin_memory=True))
-        return [(each.filename, each.lineno) for each in caught]
+            program()
+        return [(str(each.message), each.filename, each.lineno) for each in caught]
 
     with Profiler():
         profiled = told()
     plain = told()
     assert profiled == plain
-    assert [file for file, _ in profiled] == [__file__, torch.utils.data.dataloader.__file__]
+    assert [each[1] for each in profiled] == [file]
 
 
 def test_C2_what_threads_did_is_that_of_the_reported_iterations():
@@ -118,19 +133,6 @@ def test_C2_whether_a_program_went_backward_is_known() -> None:
         assert not seen.collector.backward
         loss.backward()
         assert seen.collector.backward
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_C2_what_torch_warns_of_a_loader_is_said_at_torchs_line(workers):
-    def said():
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            list(DataLoader(torch.ones(2, 2), pin_memory=True, num_workers=workers))
-        return {(str(each.message), each.filename, each.lineno) for each in seen}
-
-    there = said()
-    with Profiler():
-        assert said() == there
 
 
 def test_C2_iterators_that_a_library_makes_from_torchs_are_counted():

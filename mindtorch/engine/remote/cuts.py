@@ -306,7 +306,7 @@ class _Units:
                     at[unit] = worker
                     break
             else:  # there is no room for what would pay
-                return [int(w) for w in at]
+                break
         return [int(w) for w in at]
 
 

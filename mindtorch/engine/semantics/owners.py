@@ -113,7 +113,16 @@ def named_modules(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]
 
 
 def modules(root: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    return (module for _, module in named_modules(root))
+    """The same without names, which take many times as long."""
+    todo: list[torch.nn.Module | None] = [root]
+    seen: set[int] = set()
+    while todo:
+        module = todo.pop()
+        if module is None or id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield module
+        todo.extend(reversed(module._modules.values()))
 
 
 def first_parameter(root: torch.nn.Module) -> torch.nn.Parameter | None:
@@ -135,22 +144,15 @@ def named_tensors(root: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def held(module: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.Tensor]]:
     """(parameters, buffers) of `module` and of all that is under it, each once.
 
-    In the order of ``parameters()`` and ``buffers()``, which name each one, and take many times as long.
+    In the order of ``parameters()`` and ``buffers()``, which name each one.
     """
     parameters: dict[int, torch.nn.Parameter] = {}
     buffers: dict[int, torch.Tensor] = {}
-    todo: list[torch.nn.Module | None] = [module]
-    seen: set[int] = set()
-    while todo:
-        holder = todo.pop()
-        if holder is None or id(holder) in seen:
-            continue
-        seen.add(id(holder))
+    for holder in modules(module):
         for parameter in holder._parameters.values():
             if parameter is not None:
                 parameters[id(parameter)] = parameter
         for buffer in holder._buffers.values():
             if buffer is not None:
                 buffers[id(buffer)] = buffer
-        todo.extend(reversed(holder._modules.values()))
     return list(parameters.values()), list(buffers.values())

@@ -13,7 +13,8 @@ API int genie_acl_test_library = 1; /* how the product knows that this is no har
 
 pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 struct device devices[MAX_DEVICES];
-int device_count, peers_allowed, copy_delay, memory_delay, scribbles, foreign_waits, keeps_text, declines, counts_early, stays_broken;
+int device_count, peers_allowed, copy_delay, memory_delay;
+int scribbles, foreign_waits, keeps_text, declines, counts_early, stays_broken;
 int event_limit, stream_limit, runtime, float_cube, events_alive[MAX_DEVICES];
 char chip[64];
 _Thread_local struct context *current;
