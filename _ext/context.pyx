@@ -536,8 +536,11 @@ cdef uint8_t phase_of_call(PyObject **args, size_t n, PyObject *kwnames) noexcep
 
 
 cdef void call_ended(PyObject *module, PyObject *result) noexcept:
+    cdef object left = _left_call
+    if left is None:                           # another thread has stopped listening meanwhile
+        return
     try:
-        _left_call(<object> module, <object> result if result != NULL else None)
+        left(<object> module, <object> result if result != NULL else None)
     except BaseException as error:
         raise_soon(error)
 

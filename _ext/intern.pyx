@@ -308,6 +308,9 @@ cdef class Interner:
             free(s)
             raise
         cdef uint32_t i
+        if not (<OpInfo>info).named:
+            (<OpInfo>info).named = True
+            Py_INCREF(info)            # for good: keys and records name it by its address
         s.info = <PyObject *>info
         s.ret = NULL
         if ret is not None:

@@ -52,7 +52,8 @@ HELD_BY_ALL = 100.0
 cdef double held_by_all = HELD_BY_ALL
 
 cdef Tape tape = None
-cdef object same_device, _kept
+cdef dict place_of_type
+cdef object recorded, _kept
 cdef PyObject *base_type = NULL
 cdef PyObject *fast_type = NULL
 cdef PyObject *dataless_type = NULL
@@ -77,12 +78,16 @@ cdef Key *current_key() noexcept:
     return &K
 
 
-def init(base, fast, dataless, Py_ssize_t offset, is_same_device, torch):
-    """Hand in the tensor classes and torch's types. Called once, after lazy.init()."""
-    global tape, same_device, base_type, fast_type, dataless_type, slot_offset, tensor_type, tensor_size_type
+def init(base, fast, dataless, Py_ssize_t offset, dict places, records, torch):
+    """Hand in the tensor classes, the places of devices by type, that of recorded tensors, and torch's types.
+
+    Called once, after lazy.init().
+    """
+    global tape, place_of_type, recorded, base_type, fast_type, dataless_type, slot_offset
+    global tensor_type, tensor_size_type
     global dtype_type, device_type, layout_type, memory_format_type, _kept
     tape = get_tape()
-    same_device = is_same_device
+    place_of_type, recorded = places, records
     _kept = (base, fast, dataless, torch)
     base_type = <PyObject *>base
     fast_type = <PyObject *>fast
@@ -154,6 +159,19 @@ cdef int _add_input(PyObject *t, Handle h) except -1:
     elif K.device != device:
         return MIXED
     return OK
+
+
+cpdef bint same_device(device) except -1:
+    """Is this torch.device where recorded tensors are: by name, or as ``cpu``, which they are on below Python?
+
+    Runs no Python code: a key is under way.
+    """
+    cdef object kind = device.type             # by a getter in C
+    cdef PyObject *place
+    if kind == "cpu":
+        return True
+    place = PyDict_GetItem(place_of_type, kind)
+    return place != NULL and place == <PyObject *>recorded
 
 
 def set_exact(bint on):

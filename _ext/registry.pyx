@@ -79,6 +79,9 @@ cdef OpInfo info_of(object func, bint dispatch):
         if reg_keys[i]:
             return <OpInfo>reg_vals[i]
     cdef OpInfo info = describe(func, dispatch)
+    i = _reg_find(_key_of(func)) if reg_keys else 0
+    if reg_keys and reg_keys[i]:
+        return <OpInfo>reg_vals[i]     # another thread has met it meanwhile
     _reg_add(func, info)
     return info
 

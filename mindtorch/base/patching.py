@@ -60,14 +60,10 @@ class Patches:
             self._undo.pop()[1]()
         self._places.clear()
 
-    def take_back(self, owner: Any, name: str) -> None:
-        """Only this one, if it is there."""
-        for entry in self._undo:
-            if entry[0] == (id(owner), name):
-                self._undo.remove(entry)
-                self._places.discard(entry[0])
-                entry[1]()
-                break
+    def keep(self, owner: Any, name: str) -> None:
+        """This one, if it is there, stays when they are taken back."""
+        self._undo = [entry for entry in self._undo if entry[0] != (id(owner), name)]
+        self._places.discard((id(owner), name))
 
     def __contains__(self, place: tuple[Any, str]) -> bool:
         return (id(place[0]), place[1]) in self._places

@@ -23,7 +23,7 @@ def torch_device(index: int, kind: str = DEVICE_TYPE) -> Any:
         with torch._C.DisableTorchFunction():  # the program did not ask for it
             device = _device(kind, index)
         if isinstance(device, torch.device):
-            _torch_devices[kind, index] = device
+            device = _torch_devices.setdefault((kind, index), device)
     return device
 
 

@@ -87,8 +87,8 @@ def _info(func: Callable[..., Any]) -> Any:
     info = _infos.get(func)
     if info is None:
         name = func.__name__
-        info = _intern.OpInfo(func, f"aten::{name}", _intern.RECORD, random=name in RANDOM)
-        _infos[func] = info
+        made = _intern.OpInfo(func, f"aten::{name}", _intern.RECORD, random=name in RANDOM)
+        info = _infos.setdefault(func, made)  # another thread may have been first
     return info
 
 
@@ -301,9 +301,10 @@ def manual_seed(seed: int, index: int) -> None:
     """Seed the generator of one device, in program order."""
     info = _infos.get("seed")
     if info is None:
-        info = _infos["seed"] = _intern.OpInfo(
+        made = _intern.OpInfo(
             "genie::manual_seed", "genie::manual_seed", _intern.RECORD, call=_seed_default, random=True
         )
+        info = _infos.setdefault("seed", made)
     signed = (int(seed) + (1 << 63)) % (1 << 64) - (1 << 63)  # a record holds 64 bits; torch takes -1 for 2 ** 64 - 1
     _intercept.record_creation(info, (signed,), None, index)
 

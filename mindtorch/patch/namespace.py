@@ -61,12 +61,12 @@ def lookup(name: str) -> Any:
     """What ``mindtorch.<name>`` is when it is not one of this package's own names. Raises AttributeError."""
     global _used
     if not _used:
-        _used = True
         _hooks.take_meta_where(speaks)
+        _used = True
     if name not in CREATION and name != "from_numpy":
         return getattr(torch, name)  # looked up each time: patched functions come and go
     if name not in _made:
-        _made[name] = _from_numpy() if name == "from_numpy" else _creation(name)
+        _made.setdefault(name, _from_numpy() if name == "from_numpy" else _creation(name))
     return _made[name]
 
 

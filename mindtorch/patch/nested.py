@@ -102,7 +102,7 @@ def _info(func: Any) -> Any:
     info = _infos.get(func)
     if info is None:
         known = intercept.describe(func, True)
-        info = _infos[func] = _intern.OpInfo(
+        made = _intern.OpInfo(
             func,
             known.name,
             _intern.EAGER,
@@ -110,6 +110,7 @@ def _info(func: Any) -> Any:
             writes=known.writes,
             call=lambda *args, **kwargs: _torchs(NestedTensor, func, (NestedTensor,), args, kwargs),
         )
+        info = _infos.setdefault(func, made)
     return info
 
 

@@ -16,11 +16,11 @@ from .. import npu
 from .._ext import hooks as _hooks
 from ..base import config, loading
 from ..base.errors import UnsupportedOperationError
-from ..base.patching import for_good
+from ..base.patching import for_good, replaced
 from ..devices import lazy_device, mode
 from ..devices.lazy_device import cuda_present
 from ..devices.places import NPU, RECORDED, where
-from ..engine.execute import tensors
+from ..engine.execute import tensors, values
 from ..engine.tensor import classes
 from ..npu import subclasses
 from ..npu.tensor import is_npu
@@ -33,6 +33,7 @@ log = logging.getLogger("mindtorch")
 module = DeviceModule(f"torch.{tensors.DEVICE_TYPE}")
 _claimed = False
 _refused = False
+_claiming = False
 
 
 def watch() -> None:
@@ -67,7 +68,7 @@ def _asked(cls: type, args: tuple, kwargs: dict[str, Any]) -> Any:
     given = [value.partition(":")[0] for value in (*args[:1], *kwargs.values()) if isinstance(value, str)]
     if "npu" in given and mode.now.estimate is not None and not lazy_device.torch_knows_npu:
         return True if claim_npu() else None  # whatever is named is a place
-    return True if tensors.DEVICE_TYPE in given and not _claimed and claim() else None
+    return True if tensors.DEVICE_TYPE in given and claim() else None  # another thread may have claimed it meanwhile
 
 
 def claimed() -> bool:
@@ -76,35 +77,49 @@ def claimed() -> bool:
 
 
 def claim() -> bool:
-    """A device of ours is about to be used: let torch know its name where that does no harm. True if it does now."""
-    global _claimed, _refused
+    """A device of ours is about to be used: let torch know its name where that does no harm. True if it does now.
+
+    Other threads that use one wait until it does.
+    """
+    global _claimed, _refused, _claiming
     if _claimed or _refused:
         return _claimed
-    mode = config.register_device()
-    owner = torch._C._get_privateuse1_backend_name()
-    _refused = True
-    if owner != "privateuseone":
-        log.debug(
-            "torch's foreign-device slot belongs to %r: strings and mindtorch.device still name mindtorch's device",
-            owner,
-        )
-    elif mode == "auto" and cuda_present():
-        log.debug("CUDA present: the name is not registered (GENIE_REGISTER_DEVICE=always to do it)")
-    elif mode != "never":
-        _refused = False
-        _claim()
+    with values.lock:
+        if _claimed or _refused or _claiming:  # torch asks for the device while it is told of it
+            return _claimed or _claiming
+        mode = config.register_device()
+        owner = torch._C._get_privateuse1_backend_name()
+        if owner != "privateuseone":
+            log.debug(
+                "torch's foreign-device slot belongs to %r: strings and mindtorch.device still name mindtorch's device",
+                owner,
+            )
+        elif mode == "auto" and cuda_present():
+            log.debug("CUDA present: the name is not registered (GENIE_REGISTER_DEVICE=always to do it)")
+        elif mode != "never":
+            _claiming = True
+            try:
+                _claim()
+                _claimed = True
+            finally:
+                _claiming = False
+        _refused = not _claimed
     return _claimed
 
 
 def _claim() -> None:
-    global _claimed
-    _claimed = True
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-    held.take_back(torch, tensors.DEVICE_TYPE)  # torch refuses to register a module whose name is there
-    _setup_privateuseone_for_python_backend(tensors.DEVICE_TYPE, module)
+    held.keep(torch, tensors.DEVICE_TYPE)
+    # Torch's own refuses a name that is there. It is not taken away for that: another thread may be using it.
+    with replaced([(torch, "_register_device_module", _registered)]):
+        _setup_privateuseone_for_python_backend(tensors.DEVICE_TYPE, module)
     dispatch_modes.register()
     for_good([(torch.UntypedStorage, "__new__", _new_storage), *torch_accelerator.patches(module)])
+
+
+def _registered(device_type: str, module: Any) -> None:
+    sys.modules[f"torch.{device_type}"] = module
 
 
 def claim_npu() -> bool:

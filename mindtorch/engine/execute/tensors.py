@@ -31,7 +31,7 @@ from ..._ext.guards import NoGrad, Unseen
 from ...base import config, torch_facts
 from ...base.warned import listen
 from ...devices.lazy_device import BELOW, DEVICE_TYPE, device_at, index_of, torch_device  # noqa: F401
-from ...devices.places import RECORDED, where
+from ...devices.places import BY_TYPE, RECORDED, where
 from ..record import eager, handlers, inside, intercept, meta, predict
 from ..tensor import classes, queues
 from ..tensor.recorded import RecordedTensor, answered_by, formatted, show
@@ -198,9 +198,11 @@ def in_use() -> None:
     """A lazy tensor is about to be made."""
     global _tracked
     if not _tracked and _tracking is not None:
-        _tracked = True
-        listen()
-        _tracking.install()
+        with values.lock:  # other threads wait
+            if not _tracked:
+                listen()
+                _tracking.install()
+                _tracked = True
 
 
 _claim: Callable[[], Any] | None = None
@@ -215,9 +217,10 @@ def set_claim(claim: Callable[[], Any]) -> None:
 def on_device() -> None:
     """A tensor on ``remote_accelerator`` is about to be made."""
     global _claim
-    if _claim is not None:
-        claim, _claim = _claim, None
-        claim()
+    claim = _claim
+    if claim is not None:
+        claim()  # other threads wait in it
+        _claim = None
 
 
 def out_of_use() -> None:
@@ -377,7 +380,7 @@ def _install() -> None:
         torch=torch,
         maker=_hooks.twin(torch.Tensor._make_wrapper_subclass),
     )  # type: ignore[attr-defined]
-    _keys.init(RecordedTensor, _FastLazyTensor, dataless, offset, predict.same_device, torch)
+    _keys.init(RecordedTensor, _FastLazyTensor, dataless, offset, BY_TYPE, RECORDED, torch)
     _intercept.init(intercept, torch)
     _intercept.set_shorten(_entries.shorten)
     torch_facts.shorten_rules()

@@ -9,8 +9,8 @@ import torch
 
 from ..._ext import guards as _guards
 from ..._ext import lazy as _core
+from ..._ext.keys import same_device
 from ...base.strides import contiguous, extent
-from ...devices.places import BY_TYPE, RECORDED
 
 # What torch's kernels, meta kernels and decompositions raise for inputs they refuse or do not know.
 TORCH_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
@@ -96,11 +96,6 @@ def concrete(a: Any, holes: Iterator[torch.Tensor], device: torch.device) -> Any
     if isinstance(a, torch.device) and same_device(a):
         return device
     return a
-
-
-def same_device(device: torch.device) -> bool:
-    """Below Python a lazy tensor's device reads as ``cpu``; ours by name means the same."""
-    return device.type == "cpu" or BY_TYPE.get(device.type) is RECORDED
 
 
 #: What torch takes for a dtype, beside its own.

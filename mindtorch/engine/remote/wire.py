@@ -51,7 +51,7 @@ class Hole(Enum):
 CONSTANTS: dict[str, Any] = {
     str(value): value
     for kind in (torch.dtype, torch.layout, torch.memory_format)
-    for value in vars(torch).values()
+    for value in list(vars(torch).values())  # other threads import what is in torch
     if isinstance(value, kind)
 }
 _MOST = 1 << 31  # elements of a sequence, and bytes of a string

@@ -115,7 +115,7 @@ def class_for(plain: type, family: Family | None, slotted: bool) -> type:
     key = (plain, family, slotted)
     made = _made.get(key)
     if made is None:
-        made = _made[key] = _make_class(plain, family, slotted)
+        made = _made.setdefault(key, _make_class(plain, family, slotted))
     return made
 
 
@@ -290,7 +290,7 @@ def _routed(base: Any) -> Any:
         methods = {name: _asking(getattr(torch.Tensor, name), ours) for name, ours in _methods(base).items()}
         methods |= {name: a.asking() for name, a in _attributes_of(base).items()}
         methods["__hash__"] = base.__hash__  # Python takes it from a class that compares in its own way
-        made = _routes[base] = RecordedMeta(base.__name__, (base,), {**methods, "_routed": True})
+        made = _routes.setdefault(base, RecordedMeta(base.__name__, (base,), {**methods, "_routed": True}))
     return made
 
 

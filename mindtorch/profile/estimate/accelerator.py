@@ -188,7 +188,7 @@ def _of_any_kind(accelerator: Accelerator) -> list[Patch]:
     """The same of torch.accelerator, whose functions would ask C++."""
     kind = accelerator.kind
     said = _said(accelerator, kind)
-    dtypes = {t for t in vars(torch).values() if isinstance(t, torch.dtype)}
+    dtypes = {t for t in list(vars(torch).values()) if isinstance(t, torch.dtype)}
     memory: dict[str, Any] = {name: said[name] for name in (
         "empty_cache", "max_memory_allocated", "max_memory_reserved", "memory_allocated", "memory_reserved",
         "memory_stats", "reset_accumulated_memory_stats", "reset_peak_memory_stats",
