@@ -37,13 +37,13 @@ cdef extern from *:
 
     /* `stack` owns a reference to each running module; base = its depth when the running backward began; own = its
        depth where the last one on it is in a __call__ of its class, on the way to Module.__call__; before = the phases
-       that the steps of opt began in. */
+       that the steps of opt began in; passes = its own among the running backward passes. */
     typedef struct mt_tls {
         mt_log *log;
         PyObject **stack;
         uint32_t *ids;
         void *opt[8];
-        uint32_t depth, cap, module, base, own;
+        uint32_t depth, cap, module, base, own, passes;
         uint8_t before[8];
         uint8_t phase, between, n_opt, known;
     } mt_tls;
@@ -113,6 +113,7 @@ cdef extern from *:
         uint32_t module
         uint32_t base
         uint32_t own
+        uint32_t passes
         uint8_t *before
         uint8_t phase
         uint8_t between
@@ -596,6 +597,7 @@ def tracked_backward(*args, **kwargs):
     if t.log != NULL:
         _backward_log = t.log
     _backwards += 1
+    t.passes += 1
     try:
         _differentiates, within = _begin_backward(*args, **kwargs)
         if within is None:
@@ -609,10 +611,30 @@ def tracked_backward(*args, **kwargs):
         if _n_hooks:
             tell(PHASE_CHANGE, 0, phase)
         _backwards -= 1
+        t.passes -= 1
         _backward_log = previous_log
         _differentiates = outer
         t.phase = phase
         t.base = base
+
+
+def gradient(tensor):
+    """``tensor.grad`` of a leaf, or None: also while another thread's backward pass may be writing it.
+
+    C++ writes it without the GIL: who reads it meanwhile may hold memory that is freed, or free it twice.
+    """
+    cdef mt_tls *t = mt_get()
+    cdef uint32_t others = _backwards - t.passes
+    cdef PyObject *node
+    if not tensor.is_leaf:
+        return None
+    if others:
+        # In a hook of the only pass there is, on a thread of the engine's own, nothing else writes.
+        node = mt_call_optional(<PyObject *> _current_node) if _backwards == 1 else NULL
+        if node == NULL:
+            return None
+        decref(node)
+    return tensor.grad
 
 
 def optimizer_begin(optimizer):

@@ -427,7 +427,7 @@ def _inside(module: torch.nn.Module) -> _Snapshot:
     todo, seen = [module], {module}
     while todo:
         each = todo.pop()
-        new = {below for below in each._modules.values() if below is not None} - seen
+        new = {below for below in list(each._modules.values()) if below is not None} - seen
         todo += new
         seen |= new
         own = vars(each)

@@ -204,7 +204,7 @@ def _take_in(model: torch.nn.Module) -> None:
     met = {id(module) for module, _ in roots() if module is not model and not _is_within(module)}
     todo, seen, taken = [model] if met else [], {id(model)}, False
     for holder in todo:  # grows while it is read
-        for module in holder._modules.values():
+        for module in list(holder._modules.values()):
             if module is not None and id(module) not in seen:
                 seen.add(id(module))
                 todo.append(module)
@@ -302,7 +302,7 @@ def walk(module: torch.nn.Module, path: int) -> list[tuple[torch.nn.Module, int]
     found = [(module, path)]
     seen = {id(module)}
     for parent, parent_path in found:
-        for name, child in parent._modules.items():
+        for name, child in list(parent._modules.items()):
             if child is not None and id(child) not in seen:
                 seen.add(id(child))
                 found.append((child, context.intern_path(parent_path, name, context.class_name(child))))
@@ -332,6 +332,6 @@ def _index_parameters() -> None:
     _owners.clear()
     for root, path in roots():
         for module, module_path in walk(root, path):
-            for parameter in module._parameters.values():
+            for parameter in list(module._parameters.values()):
                 if parameter is not None:
                     _owners.setdefault(id(parameter), (weakref.ref(parameter), module_path))

@@ -4,7 +4,8 @@ A module does not know who holds it. Of all modules that are alive, those that h
 which takes milliseconds; it is done when a module is met that runs by itself, and rarely once nothing comes of it.
 
 Also what a module holds, in the order of torch's methods, but whatever its class makes of them: one may call something
-else ``parameters``, ``modules`` or ``children``, a list, an attribute.
+else ``parameters``, ``modules`` or ``children``, a list, an attribute. Another thread may be making the module: its
+dictionaries are copied before anything is done with what they hold.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _search(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
     holders: dict[int, list[tuple[torch.nn.Module, str]]] = defaultdict(list)
     for holder in paths.living(torch.nn.Module):
         children = vars(holder).get("_modules")
-        for name, child in children.items() if isinstance(children, dict) else ():  # a scripted one has another
+        for name, child in list(children.items()) if isinstance(children, dict) else ():  # a scripted one has another
             if child is not None:
                 holders[id(child)].append((holder, name))
     # From the module outwards, the nearest first.
@@ -108,7 +109,7 @@ def named_modules(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]
             continue
         seen.add(id(module))
         yield name, module
-        children = [(f"{name}.{child}" if name else child, found) for child, found in module._modules.items()]
+        children = [(f"{name}.{child}" if name else child, found) for child, found in list(module._modules.items())]
         todo.extend(reversed(children))
 
 
@@ -126,7 +127,7 @@ def modules(root: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def first_parameter(root: torch.nn.Module) -> torch.nn.Parameter | None:
-    every = chain.from_iterable(module._parameters.values() for module in modules(root))
+    every = chain.from_iterable(list(module._parameters.values()) for module in modules(root))
     return next((parameter for parameter in every if parameter is not None), None)
 
 
@@ -135,7 +136,7 @@ def named_tensors(root: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     seen: set[int] = set()
     for kind in ("_parameters", "_buffers"):
         for prefix, module in named_modules(root):
-            for name, tensor in getattr(module, kind).items():
+            for name, tensor in list(getattr(module, kind).items()):
                 if tensor is not None and id(tensor) not in seen:
                     seen.add(id(tensor))
                     yield f"{prefix}.{name}" if prefix else name, tensor
@@ -149,10 +150,10 @@ def held(module: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.
     parameters: dict[int, torch.nn.Parameter] = {}
     buffers: dict[int, torch.Tensor] = {}
     for holder in modules(module):
-        for parameter in holder._parameters.values():
+        for parameter in list(holder._parameters.values()):
             if parameter is not None:
                 parameters[id(parameter)] = parameter
-        for buffer in holder._buffers.values():
+        for buffer in list(holder._buffers.values()):
             if buffer is not None:
                 buffers[id(buffer)] = buffer
     return list(parameters.values()), list(buffers.values())

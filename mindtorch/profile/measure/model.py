@@ -92,7 +92,7 @@ class ModelBook:
         found = []
         for module, module_path in modules.walk(root, path):
             own = []
-            for name, parameter in module._parameters.items():
+            for name, parameter in list(module._parameters.items()):
                 if parameter is not None and not torch.nn.parameter.is_lazy(parameter):
                     elements = parameter.shape.numel()  # a property: methods of tensors of ours take a detour
                     before, size = noted.get((module_path, name), (0, 0))
@@ -167,8 +167,8 @@ def _inner(root: torch.nn.Module) -> list[torch.nn.Module]:
     """The modules from there down, as long as one alone has all parameters, and none is held in between."""
     found: list[torch.nn.Module] = []
     at = root
-    while not any(parameter is not None for parameter in at._parameters.values()):
-        children = [m for m in at._modules.values() if m is not None and owners.first_parameter(m) is not None]
+    while not any(parameter is not None for parameter in list(at._parameters.values())):
+        children = [m for m in list(at._modules.values()) if m is not None and owners.first_parameter(m) is not None]
         if len(children) != 1:
             break
         at = children[0]

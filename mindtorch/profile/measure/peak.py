@@ -150,7 +150,7 @@ def say_roles(registered: Registered) -> None:
 
 def _gradients(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     with torch._C.DisableTorchFunction():
-        grads = [p.grad if p.is_leaf else None for p in parameters]
+        grads = list(map(context.gradient, parameters))
     if mode.now.estimate is not None:  # C++ makes some itself, as plain tensors: asked for, they become ours
         grads = [g if g is None or _core.get_handle(g) is not None else p.grad
                  for p, g in zip(parameters, grads, strict=True)]  # fmt: skip
