@@ -88,7 +88,9 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         least, usual, most = (seconds(times[name]) for name in ("min", "median", "max")) if times else ("",) * 3
         each = f", median {usual} ({least} to {most})" if times else ""
         left_out = f", {steps['warmup']} of them left out as warm-up ({seconds(steps.get('warmup_s'))})"
-        facts.append(("steps", f"{steps['count']}{each}{left_out if steps.get('warmup') else ''}"))
+        aside = steps.get("threads_aside")
+        of_one = f" of one loop beside {counted(aside, 'other thread')}" if aside else ""
+        facts.append(("steps", f"{steps['count']}{of_one}{each}{left_out if steps.get('warmup') else ''}"))
     flops = totals.get("flops") or 0
     macs = work(totals.get("macs"), "MAC")
     products = totals.get("product_flops")

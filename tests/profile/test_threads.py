@@ -1,4 +1,4 @@
-"""C3: profiles of programs that train in several threads at once."""
+"""C2: profiles of programs that train in several threads at once."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
+import mindtorch
 from mindtorch._ext import context
 from mindtorch.engine import semantics
 from mindtorch.engine.semantics import owners
+from mindtorch.profile.measure.iterations import OneLoop
 
 
-def test_C3_gradients_are_not_read_while_another_threads_backward_pass_may_write_them() -> None:
+def test_C2_gradients_are_not_read_while_another_threads_backward_pass_may_write_them() -> None:
     # C++ writes them without the GIL: profiles of such programs ended in a crash, or a memory that was freed twice.
     semantics.install()
     try:
@@ -59,7 +61,7 @@ def _gradients_seen() -> list[str]:
     return seen
 
 
-def test_C3_a_model_that_another_thread_is_making_may_be_looked_at() -> None:
+def test_C2_a_model_that_another_thread_is_making_may_be_looked_at() -> None:
     model, ends = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)), threading.Event()
 
     def make() -> None:
@@ -83,7 +85,7 @@ def test_C3_a_model_that_another_thread_is_making_may_be_looked_at() -> None:
         sys.setswitchinterval(before)
 
 
-def test_C3_threads_that_train_at_once_are_counted_to_the_last_operation(after_torch: Callable[..., Any]) -> None:
+def test_C2_threads_that_train_at_once_are_counted_to_the_last_operation(after_torch: Callable[..., Any]) -> None:
     code = """
         import sys, threading, torch, mindtorch
         sys.setswitchinterval(1e-6)
@@ -110,3 +112,49 @@ def test_C3_threads_that_train_at_once_are_counted_to_the_last_operation(after_t
         print(wrong, calls["aten::addmm"], calls["aten::relu"], calls["aten::threshold_backward"])
     """
     assert after_torch(code).stdout.split("\n")[0] == "[] 400 200 200"
+
+
+def test_C2_iterations_are_those_of_one_of_the_threads_that_run_at_once() -> None:
+    """The one that was there first; others are told of beside it. Threads that take turns run one loop."""
+
+    def profiled(threads: int, at_once: bool) -> dict[str, Any]:
+        barrier, turns = threading.Barrier(threads if at_once else 1), threading.Lock()
+
+        def train() -> None:
+            model = nn.Linear(2, 2)
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            model.register_forward_pre_hook(lambda *_: [barrier.wait(60)].clear())
+            for _ in range(4):
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+
+        def one_after_the_other() -> None:
+            with turns:
+                train()
+
+        with mindtorch.profile() as profile:
+            begun = [threading.Thread(target=train if at_once else one_after_the_other) for _ in range(threads)]
+            for thread in begun:
+                thread.start()
+            for thread in begun:
+                thread.join()
+        return {**profile.report()["steps"], "text": " ".join(str(profile).split())}
+
+    together = profiled(3, at_once=True)
+    assert (together["count"], together["threads_aside"]) == (4, 2)
+    assert together["time_s"] is None and "steps 4 of one loop beside 2 other threads" in together["text"]
+    in_turn = profiled(3, at_once=False)
+    assert (in_turn["count"], in_turn["threads_aside"]) == (12, 0) and in_turn["time_s"]["min"] > 0
+    assert "steps 12, median" in in_turn["text"]
+    assert (profiled(1, at_once=True)["count"], profiled(1, at_once=True)["threads_aside"]) == (4, 0)
+
+
+def test_C2_what_a_thread_does_within_anothers_call_is_of_that_call() -> None:
+    loop = OneLoop()
+    assert loop.counts("enter", 1, 7)  # DataParallel, whose replicas are called in threads of their own
+    assert [loop.counts(kind, 2, thread) for thread in (8, 9) for kind in ("enter", "exit")] == [False] * 4
+    assert [loop.counts(kind, 1, 7) for kind in ("exit", "backward", "step begins", "step")] == [True] * 4
+    assert loop.aside == {8, 9} and not loop.counts("enter", 2, 8)
+    assert loop.counts("enter", 3, 10) and loop.counts("step begins", 3, 10)  # the step's closure calls the model
+    assert loop.counts("enter", 1, 7) and not loop.counts("exit", 3, 10)  # the first to come stays
+    assert loop.aside == {8, 9, 10}

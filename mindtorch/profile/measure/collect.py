@@ -261,7 +261,7 @@ class Profiler(Run):
             imports_within=self._watch.within,
             compiled_ns=collector.compiled,
             spans=spans,
-            step_ns=times.steps(spans, away),
+            step_ns=() if self._loop.aside else times.steps(spans, away),  # what of it other threads took, nobody knows
             call_ns=times.calls(collector.events(), since, self._away),
             shapes=self._shapes_seen() if self._shapes else None,
             **self._noted(),

@@ -5,9 +5,17 @@ steps again: until then an end is tentative, and a step of yet another optimizer
 training, an iteration is a round of models: it ends as one is called without gradients that was called in it already.
 Such calls within training (a teacher, an evaluation) end nothing; rounds of them before it (data that a model makes, a
 first evaluation) are no part of its first iteration.
+
+Threads that run models at the same time have a loop each: the iterations are those of the thread that was there first.
 """
 
 from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+#: Marks that are kept: threads that run at once show it soon.
+MOST_NOTED = 10_000
 
 
 class Iterations:
@@ -84,3 +92,54 @@ class Iterations:
             self.ends.append(self._last)
         self._called.clear()
         self._stepped = []
+
+    def again(self, marks: Iterable[tuple[str, int, int]]) -> None:
+        """As if these had been told (kind, number, when; "call": one without gradients), and nothing else."""
+        ends = self.ends
+        ends.clear()
+        self.__init__()  # type: ignore[misc]
+        self.ends = ends
+        for kind, which, at in marks:
+            if kind == "call":
+                self.calls(which, at)
+            elif kind == "backward":
+                self.trains()
+            elif kind == "step begins":
+                self.step_begins(which)
+            elif kind == "step":
+                self.step_ends(which, at)
+
+
+class OneLoop:
+    """Told about every mark of the program's and its thread, in order: does it belong to the loop that is counted?"""
+
+    def __init__(self) -> None:
+        self.aside: set[int] = set()  # threads that run something while one does that was there before
+        self._known: dict[int, int] = {}  # threads, in the order in which they came
+        self._runs: defaultdict[int, set[tuple[str, int]]] = defaultdict(set)  # by thread: the calls and steps it is in
+        self._told: list[tuple[int, tuple[str, int, int]]] = []  # the first marks, with their threads
+
+    def counts(self, kind: str, which: int, thread: int) -> bool:
+        """Whether it does."""
+        if thread in self.aside:
+            return False
+        self._known.setdefault(thread, len(self._known))
+        begins, ends = {"enter": "call", "step begins": "step"}, {"exit": "call", "step": "step"}
+        if kind in begins:
+            beside = [other for other, runs in self._runs.items() if runs and other != thread]
+            self._runs[thread].add((begins[kind], which))
+            for late in sorted([*beside, thread], key=self._known.__getitem__)[1:]:
+                self.aside.add(late)
+                del self._runs[late]
+        elif kind in ends:
+            self._runs[thread].discard((ends[kind], which))
+        return thread not in self.aside
+
+    def note(self, thread: int, kind: str, which: int, at: int) -> None:
+        """A mark that belongs to it, as far as is known; of a long run the first ones."""
+        if len(self._told) < MOST_NOTED:
+            self._told.append((thread, (kind, which, at)))
+
+    def told(self) -> list[tuple[str, int, int]]:
+        """Those that still do."""
+        return [mark for thread, mark in self._told if thread not in self.aside]

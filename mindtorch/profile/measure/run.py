@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import torch
 from mindtorch._ext import context, location
 from mindtorch.engine.semantics import generation, modules, phases
 from mindtorch.profile.measure import peak
-from mindtorch.profile.measure.iterations import Iterations
+from mindtorch.profile.measure.iterations import Iterations, OneLoop
 from mindtorch.profile.measure.line_watch import LineWatch
 from mindtorch.profile.measure.model import ModelBook
 from mindtorch.profile.measure.sampling import Sampling
@@ -50,6 +51,7 @@ class Run:
         self.exit_code = 0
         self.book = ModelBook()
         self.iterations = Iterations()
+        self._loop = OneLoop()
         self.on_iteration: Callable[[int], None] | None = None  # told how many have ended, as one does
         self.marks = self.iterations.ends
         self.registered = peak.Registered()
@@ -116,6 +118,7 @@ class Run:
         return {"chains": self.lines.chains, "hits": self.lines.hits(), "generated": self.generated.facts,
                 "samples": self.sampling.samples, "optimizers": self.optimizers,
                 "stepped": self.stepped, "differentiates_twice": phases.twice() > self._twice,
+                "loops_aside": len(self._loop.aside),
                 "handed_on": location.handed_on() - self._handed}  # fmt: skip
 
     def _take(self, roles: list[peak.Role]) -> None:
@@ -154,8 +157,16 @@ class Run:
         raise NotImplementedError
 
     def _follow(self, kind: str, at: int, which: int) -> None:
-        """A mark of the program's: an outermost call, a backward pass or an optimizer's step."""
-        loop = self.iterations
+        """A mark of the program's: an outermost call, a backward pass or an optimizer's step, in this thread."""
+        loop, thread, apart = self.iterations, threading.get_ident(), len(self._loop.aside)
+        belongs = self._loop.counts(kind, which, thread)
+        if len(self._loop.aside) > apart:
+            loop.again(self._loop.told())
+        if not belongs:
+            self.stepped[self._stage] += kind == "step begins"
+            return
+        if kind != "enter" or not torch.is_grad_enabled():
+            self._loop.note(thread, "call" if kind == "enter" else kind, which, at)
         if kind == "enter":
             if self._stage in ("import", "init"):
                 self._begin_stage("warmup" if self.warmup else "main", at)

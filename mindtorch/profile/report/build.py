@@ -190,7 +190,8 @@ def _steps(seen: Recording, warmup_s: float) -> dict[str, Any]:
     count, times = len(seen.marks), seen.step_ns
     return {"count": count, "warmup": min(seen.warmup, count), "warmup_s": warmup_s,
             "time_s": seconds(times), "first_s": times[0] / 1e9 if times else None,
-            "quartiles_s": (quartiles(times) / 1e9).tolist() if times else None}  # fmt: skip
+            "quartiles_s": (quartiles(times) / 1e9).tolist() if times else None,
+            "threads_aside": seen.loops_aside}  # fmt: skip
 
 
 def _phases(

@@ -85,8 +85,12 @@ class Looked:
         return max(steps["count"] - steps["warmup"], 1)
 
     def an_iteration(self, count: float, what: str) -> str:
-        """ "12 calls an iteration" of so many in all; without these words in a program that has no iterations."""
-        return f"{count / self.steps():,.0f} {what}{' an iteration' if self.report['steps']['count'] else ''}"
+        """ "12 calls an iteration" of so many in all; without these words, of all, in a program that has no iterations,
+        or several loops at once."""
+        loop = self.report["steps"]
+        if not loop["count"] or loop["threads_aside"]:
+            return f"{count:,.0f} {what}"
+        return f"{count / self.steps():,.0f} {what} an iteration"
 
     def heaviest(self, rows: Iterable[Row], weight: Callable[[Row], float] = lambda row: row.ns) -> dict[str, Any]:
         """The place where most of them is: a line of the program's own before one of a library, if it has enough."""
