@@ -219,9 +219,29 @@ def slot_is_the_devices() -> None:
     mindtorch.patch.slot.claim()
 
 
+@pytest.fixture(scope="session")
+def settings_of_torch() -> Callable[[], dict[str, object]]:
+    """Torch's settings that kernels look at, and what a thread is in."""
+    from mindtorch.engine.execute import ambient
+
+    mirrored = ambient.mirrored(cuda=True)
+
+    def settings() -> dict[str, object]:
+        return {
+            "switch interval": sys.getswitchinterval(),
+            "default device": torch.get_default_device(),
+            "grad mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
+            "autocast": torch._C._is_any_autocast_enabled(),
+            "modes": (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()),
+            **{name: get() for name, get, _set in mirrored},
+        }
+
+    return settings
+
+
 @pytest.fixture(autouse=True)
-def nothing_stays_set() -> Iterator[None]:
-    """A test that leaves an executor, a pass, a listener … is the one that fails, not those that come after it."""
+def nothing_stays_set(settings_of_torch: Callable[[], dict[str, object]]) -> Iterator[None]:
+    """A test that leaves an executor, a pass, a setting … is the one that fails, not those that come after it."""
     from mindtorch.engine import passes
     from mindtorch.engine.execute import between, local, values
     from mindtorch.graph import analysis
@@ -234,6 +254,7 @@ def nothing_stays_set() -> Iterator[None]:
             "cache": between.keeper,
             "segment hook": between.listener,
             "observers of operations": tuple(local._observers),
+            **settings_of_torch(),
         }
 
     before = settings()
@@ -245,6 +266,17 @@ def nothing_stays_set() -> Iterator[None]:
         before["executor"], after["executor"] = (one["executor"] or local.LocalExecutor for one in (before, after))
     left = {name: after[name] for name in after if after[name] != before[name]}
     assert left == {}, "what the test has set stays set"
+
+
+@pytest.fixture
+def as_it_was() -> Iterator[None]:
+    """Torch's settings are what they were, whatever the test does to them."""
+    from mindtorch.engine.execute import ambient
+
+    table = ambient.mirrored(cuda=True)
+    before = [(each.name, each.get()) for each in table]
+    yield
+    ambient.take_over(table, before)
 
 
 @pytest.fixture

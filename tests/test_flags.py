@@ -23,39 +23,10 @@ backends = torch.backends
 
 
 @pytest.fixture(autouse=True)
-def as_it_was() -> Iterator[None]:
+def put_back(as_it_was: None) -> Iterator[None]:
     """Settings are put back, whatever the test does; torch's own test helpers, once imported, would forbid changes."""
     with backends.__allow_nonbracketed_mutation():
-        yield from put_back()
-
-
-def put_back() -> Iterator[None]:
-    kept = (
-        torch.get_num_threads(),
-        torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
-        backends.mkldnn.enabled,
-        backends.quantized.engine,
-    )
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.set_num_threads(kept[0])
-        torch.set_default_dtype(kept[1])
-        torch.use_deterministic_algorithms(kept[2])
-        backends.mkldnn.enabled, backends.quantized.engine = kept[3:]
-        torch.sparse.check_sparse_tensor_invariants.disable()
-        torch.set_flush_denormal(False)
-        torch.utils.deterministic.fill_uninitialized_memory = True
-        torch.set_float32_matmul_precision("highest")
-        for backend, op in (("generic", "all"), *(("mkldnn", op) for op in ("all", "matmul", "conv", "rnn"))):
-            torch._C._set_fp32_precision_setter(backend, op, "none")
-        backends.mkldnn.deterministic = False
-        backends.nnpack.set_flags(True)
-        backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)
-        torch._C._set_cpu_allow_fp16_reduced_precision_reduction(False)
-        for enable in _ATTENTION:
-            enable(True)
+        yield
 
 
 _ATTENTION = (backends.cuda.enable_flash_sdp, backends.cuda.enable_math_sdp, backends.cuda.enable_mem_efficient_sdp)

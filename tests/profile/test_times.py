@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,12 +26,9 @@ def estimate(run: Callable[[], Any], target: targets.Target = A100) -> dict[str,
 
 
 @pytest.fixture
-def precision(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def precision(as_it_was: None, monkeypatch: pytest.MonkeyPatch) -> None:
     # Torch's own test utilities, which other tests of this process import, freeze the flags.
     monkeypatch.setitem(torch.backends.flags_frozen.__globals__, "__allow_nonbracketed_mutation_flag", True)
-    yield
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = True
 
 
 def layer() -> None:

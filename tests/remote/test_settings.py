@@ -5,7 +5,7 @@ That kernels elsewhere see them: tests/test_flags.py through the pipe (test_suit
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
 
 import pytest
 import torch
@@ -25,6 +25,7 @@ NOT_ASKED_FOR = {
     "_set_fp32_precision_setter": "one for each backend and operation",
     "_set_onednn_allow_tf32": "the older name of a precision",
     "_set_cudnn_allow_tf32": "the older name of a precision",
+    "_set_cublas_allow_tf32": "the older name of a precision",
     "_set_cublas_allow_fp16_reduced_precision_reduction": "two answers, one of which cannot be set",
     "_set_cublas_allow_bf16_reduced_precision_reduction": "two answers, one of which cannot be set",
     "_set_blas_preferred_backend": "which library of CUDA's is the other machine's",
@@ -51,14 +52,6 @@ def test_R1_a_setter_is_not_taken_for_its_own_question(monkeypatch: pytest.Monke
     for name in ("_cuda_setCublasWorkspaceSize", "_cuda_setCublasLtWorkspaceSize", "_cuda_tunableop_enable"):
         monkeypatch.setattr(torch._C, name, lambda _value: None, raising=False)
     assert set(NOT_ASKED_FOR) & {each.name for each in mirrored(cuda=True)} == set()
-
-
-@pytest.fixture
-def as_it_was() -> Iterator[None]:
-    table = mirrored(cuda=True)
-    before = [(each.name, each.get()) for each in table]
-    yield
-    ambient.take_over(table, before)
 
 
 @pytest.mark.usefixtures("as_it_was")
@@ -91,6 +84,32 @@ def test_R1_what_is_told_is_what_has_changed_and_can_be_set() -> None:
         assert changed() == before
         ambient.take_over(table, told)
         assert changed() == told
+
+
+@pytest.mark.usefixtures("as_it_was")
+@pytest.mark.parametrize("value", ["tf32", "ieee", "none"])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        ("backends", "generic all"), ("backends.cuda.matmul", "cuda matmul"), ("backends.cudnn", "cuda all"),
+        ("backends.cudnn.conv", "cuda conv"), ("backends.cudnn.rnn", "cuda rnn"),
+        ("backends.mkldnn", "mkldnn all"), ("backends.mkldnn.matmul", "mkldnn matmul"),
+    ],
+)  # fmt: skip
+def test_R1_the_newer_words_for_precision_are_told(
+    owner: str, name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Torch refuses to answer by an older word where a newer one was said: sessions did not begin after it.
+    monkeypatch.setitem(torch.backends.flags_frozen.__globals__, "__allow_nonbracketed_mutation_flag", True)
+    before = {each.name: each.get() for each in mirrored(cuda=True)}
+    torch.set_float32_matmul_precision("high")
+    functools.reduce(getattr, owner.split("."), torch).fp32_precision = value  # type: ignore[attr-defined]
+    table = mirrored(cuda=True)
+    told = ambient.changed(table, before)
+    ambient.take_over(table, before.items())  # the other side is as this one was
+    ambient.take_over(table, told)
+    assert ambient.changed(table, {**before, **dict(told)}) == []
+    assert torch._C._get_fp32_precision_getter(*name.split()) == value
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,8 @@ class Mirrored(NamedTuple):
 
 _UNKNOWN = object()
 _LEGACY = "_set_float32_matmul_precision"
+#: Say what the precisions below say. Torch refuses to answer where those were set: it has no older word for some.
+_OLDER = ("_set_onednn_allow_tf32", "_set_cudnn_allow_tf32", "_set_cublas_allow_tf32")
 _PRECISIONS = (
     ("generic", "all"), *((backend, op) for backend in ("mkldnn", "cuda") for op in ("all", "matmul", "conv", "rnn")),
 )  # fmt: skip
@@ -176,7 +178,7 @@ def mirrored(cuda: bool) -> list[Mirrored]:
         _of("_set_check_sparse_tensor_invariants", torch._C._check_sparse_tensor_invariants),
         _of("_set_warnAlways", torch._C._get_warnAlways),
     ]
-    known = {each.name for each in found} | {_LEGACY, "_set_onednn_allow_tf32", "_set_cudnn_allow_tf32"}
+    known = {each.name for each in found} | {_LEGACY, *_OLDER}
     of_sdp = [s for s in TABLE if s.setter.startswith("_set_sdp_")]  # the CPU has a flash kernel, too
     for setting in (s for s in TABLE if s.setter not in known and (cuda or not s.cuda or s in of_sdp)):
         if (each := _plainly(setting)) is not None:
