@@ -130,6 +130,17 @@ def test_C4_what_if_fused_optimizer_leaves_what_torch_refuses_to_fuse() -> None:
     assert not any("is fused" in str(warning) for warning in found["warnings"])
 
 
+def test_C4_what_if_tf32_puts_back_what_a_program_said_in_newer_words(
+    as_it_was: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(torch.backends.flags_frozen.__globals__, "__allow_nonbracketed_mutation_flag", True)
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    torch.backends.cuda.matmul.fp32_precision = "tf32"  # torch has no older word for both together
+    with changes.changed(["tf32"]):
+        assert torch.get_float32_matmul_precision() == "high"
+    assert torch.backends.cuda.matmul.fp32_precision == "tf32" and torch.backends.cudnn.conv.fp32_precision == "ieee"
+
+
 def test_C4_what_if_tf32_takes_what_the_finding_says() -> None:
     """It was set back before anybody looked."""
     lines = ["import torch", "model = torch.nn.Linear(4096, 4096, device='cuda')", "with torch.no_grad():",

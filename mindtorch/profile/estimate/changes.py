@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from mindtorch.base.patching import replaced
 from mindtorch.base.words import counted
+from mindtorch.engine.execute import ambient
 from mindtorch.engine.semantics import modules, owners
 
 __all__ = ["AROUND", "changed"]
@@ -170,13 +171,14 @@ def _adafactor(notes: list[str]) -> Iterator[None]:
 
 @contextmanager
 def _tf32(notes: list[str]) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
+    table = ambient.mirrored(cuda=True)
+    before = [(each.name, each.get()) for each in table]  # torch may have no one word for all of it
     torch.set_float32_matmul_precision("high")
     notes.append("products in float32 run in TF32")
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        ambient.take_over(table, before)
 
 
 @contextmanager
