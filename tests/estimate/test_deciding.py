@@ -47,7 +47,9 @@ def test_C4_a_step_that_is_left_out_for_numbers_that_are_not_finite_is_counted()
 
 def test_C4_comparisons_say_what_they_say_of_the_assumption(session: None) -> None:
     x = torch.randn(3, device="cuda").sum()
-    assert not x > 0.5 and x < 0.5 and x <= 0 and not (x - 1 > 0).cpu().item()
+    assert not x > 0.5 and x < 0.5 and x > 0 and not (x - 1 > 1).cpu().item()
+    with assumptions.instead(0):
+        assert torch.randn(3, device="cuda").sum() <= 0
     with assumptions.instead(1):
         y = torch.randn(3, device="cuda").norm()
         assert y > 0.5 and not y < 0.5
@@ -98,7 +100,7 @@ def test_C4_the_closure_of_lbfgs_reads_what_is_assumed(session: None, search: st
         return loss
 
     optimizer.step(closure)
-    assert read == {0.0}
+    assert 0 < max(read) < 1e-9, "1 is what a step takes its own values for"
 
 
 def routed(balanced: bool) -> list[int]:
@@ -180,16 +182,16 @@ def test_C4_comparisons_say_the_same_each_time(grad: bool) -> None:
 
 
 def test_C4_a_mask_of_which_a_part_is_unknown_keeps_what_its_known_part_lets_it(session: None) -> None:
-    """e3nn's graph by distances within a batch had no edges: ``d > 0`` of distances that are assumed to be 0."""
+    """e3nn's graph by distances within a batch had no edges: ``d > 9`` of distances that are assumed to be less."""
     d, batch = torch.rand(16, 16, device="cuda"), torch.arange(16, device="cuda") // 4
     same = batch[:, None] == batch[None]
     for mask, rows in {
-        (d > 0) & same: 64, (d < 1.1) & (d > 0) & same: 64, torch.logical_and(same, d > 0): 64, (d > 0) * same: 64,
-        (d > 0) | same: 256, ~((d > 0) & same): 192, (d > 0) & same & (batch > 1): 32 // 2 * 2, ~same: 192,
+        (d > 9) & same: 64, (d < 1.1) & (d > 9) & same: 64, torch.logical_and(same, d > 9): 64, (d > 9) * same: 64,
+        (d > 9) | same: 256, ~((d > 9) & same): 192, (d > 9) & same & (batch > 1): 32 // 2 * 2, ~same: 192,
     }.items():  # fmt: skip
         assert mask.nonzero().shape == (rows, 2)
         assert d[mask].shape == torch.masked_select(d, mask).shape == torch.where(mask)[0].shape == (rows,)
-    assert not ((d > 0) & same).any()  # what comparisons say is as before
+    assert not ((d > 9) & same).any()  # what comparisons say is as before
     assert ("nonzero", True) in {(row["op"], row["value"]) for row in assumptions.assumed()}
     predicted = torch.rand(16, 3, device="cuda").argmax(1)
     assert d[(predicted == 0) & (batch == 1)].shape == (4, 16) and not d[(predicted == 1) & (batch == 1)].numel()

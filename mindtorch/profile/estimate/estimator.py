@@ -80,7 +80,7 @@ class Estimator(Run):
     target: whose speed and memory the program is held against, and what it is told about CUDA; None: there is no
         CUDA device, and no times are predicted.
     devices: how many such devices the program is told there are.
-    assume: what a value is taken for that nobody knows, where the program decides on it.
+    assume: what a value is taken for that nobody knows, where the program decides on it; None: 0, and floats for 1e-12.
     balanced: whether choices among unknown scores choose all alike as often: tokens their experts.
     oom: ``raise``: what does not fit raises torch.OutOfMemoryError at the program's line; ``report``: it is told of.
     cluster: which rank of how many the program is; None: a process on its own.
@@ -94,7 +94,7 @@ class Estimator(Run):
         devices: int = 1,
         warmup: int = 0,
         steps: int | None = None,
-        assume: float = 0.0,
+        assume: float | None = None,
         cluster: Cluster | None = None,
         balanced: bool = False,
         oom: str = "report",
