@@ -481,7 +481,10 @@ class Estimator(Run):
             found.append(note)
         found.extend(self._recurrent_notes())
         if self._whole:
-            found.append("sparse gradients (nn.Embedding, nn.EmbeddingBag) are counted with all rows: they take less")
+            found.append(
+                "sparse gradients (nn.Embedding, nn.EmbeddingBag) are counted with all rows: they, and steps "
+                "of optimizers other than SparseAdam, take less"
+            )
         assert self.memory is not None
         somewhere = self._on_accelerator() or not len(self.memory.all_blocks)
         if self._accelerator is not None and (note := self._on_host.note(somewhere)):
