@@ -249,3 +249,13 @@ def test_C4_how_unknown_values_decide_sizes_is_said_of_those_that_did() -> None:
     assert text.endswith(
         "): unknown elements made sparse are not 0, unknown elements are all equal, so that one is unique"
     )
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_C4_experts_whose_room_is_the_most_that_any_has_have_room(on: bool) -> None:
+    """Of weights that `einsum` puts where the one_hot says, ``> 0`` was False of each: room for no token."""
+    with estimating(Accelerator("Test GPU", 10**9), balanced=on):
+        weights, chosen = nn.Linear(16, 4).cuda()(torch.randn(64, 16, device="cuda")).softmax(-1).topk(2)
+        combine = torch.einsum("tk,tke->te", weights, nn.functional.one_hot(chosen, 4).to(weights.dtype))
+        room = int((combine > 0).sum(0).max())
+        assert 32 <= room <= 64 and combine.t().topk(room).indices.shape == (4, room)

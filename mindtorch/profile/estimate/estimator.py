@@ -48,6 +48,7 @@ from mindtorch.profile.estimate import (
     out_of_memory,
     private_files,
     process_groups,
+    scratch,
     sparse_tensors,
     transfers,
 )
@@ -153,7 +154,7 @@ class Estimator(Run):
             modules.add_listener(listener)
             stack.callback(modules.remove_listener, listener)
         self._started = time.perf_counter_ns()
-        ledger.open(values.tape, self._on_mark)
+        ledger.open(values.tape, self._on_mark, scratch.SHRINKING)
         if self.oom == "raise" and self._accelerator is not None:
             out_of_memory.limit(self._accelerator)
         stack.callback(self._close)
