@@ -88,6 +88,22 @@ def test_C4_lbfgs_takes_all_its_iterations(session: None, search: str | None) ->
     assert len(kept["old_dirs"]) == len(kept["old_stps"]) == 9  # its memory: two vectors an iteration
 
 
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SGD])
+def test_C4_a_report_says_that_lbfgs_takes_all_its_iterations(kind: type) -> None:
+    with Estimator() as estimator:
+        model = nn.Linear(4, 4)
+        optimizer = kind(model.parameters(), lr=0.1)
+
+        def closure() -> torch.Tensor:
+            loss = model(torch.randn(2, 4)).square().sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    said = [words for words in estimator.report()["warnings"] if "LBFGS takes all its iterations" in words]
+    assert len(said) == (kind is torch.optim.LBFGS)
+
+
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])
 def test_C4_the_closure_of_lbfgs_reads_what_is_assumed(session: None, search: str | None) -> None:
     model, read = nn.Linear(4, 4).cuda(), set()

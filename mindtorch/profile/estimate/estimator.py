@@ -486,6 +486,8 @@ class Estimator(Run):
                 "sparse gradients (nn.Embedding, nn.EmbeddingBag) are counted with all rows: they, and steps "
                 "of optimizers other than SparseAdam, take less"
             )
+        if any(issubclass(kind, torch.optim.LBFGS) for kind in self.optimizers):
+            found.append("LBFGS takes all its iterations (max_iter): in a run, it ends where it has converged")
         assert self.memory is not None
         somewhere = self._on_accelerator() or not len(self.memory.all_blocks)
         if self._accelerator is not None and (note := self._on_host.note(somewhere)):
