@@ -275,3 +275,29 @@ def test_C4_experts_whose_room_is_the_most_that_any_has_have_room(on: bool) -> N
         combine = torch.einsum("tk,tke->te", weights, nn.functional.one_hot(chosen, 4).to(weights.dtype))
         room = int((combine > 0).sum(0).max())
         assert 32 <= room <= 64 and combine.t().topk(room).indices.shape == (4, room)
+
+
+@pytest.mark.parametrize("end", [0, 1, 999])
+@pytest.mark.parametrize("ends", [
+    lambda new, tokens, end: bool(new[0] == end), lambda new, tokens, end: not tokens[-1] != end,
+    lambda new, tokens, end: new.item() == end, lambda new, tokens, end: new.cpu().tolist() == [end],
+    lambda new, tokens, end: int(new) in (end,), lambda new, tokens, end: torch.isin(new, end).all(),
+])  # fmt: skip
+@pytest.mark.parametrize("choose", [
+    lambda scores: scores.argmax(-1), lambda scores: torch.multinomial(scores.softmax(-1)[0], 1),
+    lambda scores: scores.max(-1).indices,
+])  # fmt: skip
+def test_C4_generation_ends_where_its_length_ends(session: None, choose: Any, ends: Any, end: int) -> None:
+    """The token that ends it, or pads, was the one that was assumed: a loop of one step; Whisper's raised an error."""
+    model, tokens, steps = nn.Linear(8, 1000).cuda(), torch.full((3,), 7, device="cuda"), 0
+    while steps < 5:
+        new = choose(model(torch.randn(1, 8, device="cuda")))
+        tokens, steps = torch.cat([tokens, new]), steps + 1
+        if ends(new, tokens, end):
+            break
+    assert steps == 5 and tokens.shape == (8,)
+
+
+def test_C4_an_expert_of_few_is_still_found_by_equality(session: None) -> None:
+    chosen = nn.Linear(8, 4).cuda()(torch.randn(1, 8, device="cuda")).argmax(-1)
+    assert [len(torch.where(chosen == k)[0]) for k in range(4)] == [1, 0, 0, 0] and chosen.item() == 0
