@@ -13,7 +13,7 @@ from mindtorch._ext.context cimport (
     remove_transition_hook,
 )
 
-from .intern cimport OpInfo, sig_out_meta
+from .intern cimport OpInfo, sig_key, sig_out_meta
 from .signals cimport interrupts
 from .stretches cimport (
     BEFORE_BACKWARD, CUDA_GRAIN, IN_BACKWARD, IN_CALL, IN_STEP, NO_STRETCH, OUTLIVED, STRETCHES, Stretch, stretch_of,
@@ -22,6 +22,7 @@ from .stretches cimport (
 from .structs cimport SIG_BLIND, MetaS, Record, SigS
 from .sizes cimport MT_ASSERT
 from .tape cimport Handle, Tape, rec_ins, set_freed_hook
+from .template cimport hole_metas
 
 from .signals import raise_soon
 
@@ -188,7 +189,20 @@ cdef void note_call(Record *r, SigS *s, const uint32_t *outs) noexcept:
     _note(r.sig, r.module, r.loc, r.phase)
     for i in range(s.n_out):
         if tape.slot(outs[i]).root == outs[i]:
-            _note_block(outs[i], sig_out_meta(s)[i], r.sig, r.module, r.loc, r.phase)
+            _note_block(outs[i], sig_out_meta(s)[i], _room_before(s), r.sig, r.module, r.loc, r.phase)
+
+
+cdef uint64_t _room_before(SigS *s) noexcept:
+    """Bytes of a result before the kernel makes one number of it, see `open`; 0 for all other calls."""
+    cdef uint32_t metas[MOST_SHRUNK]
+    cdef uint64_t most = 0
+    cdef uint32_t i
+    if s.n_out != 1 or not 1 < s.n_in <= MOST_SHRUNK or (<OpInfo>s.info).name not in shrinking:
+        return 0
+    hole_metas(sig_key(s), metas)
+    for i in range(s.n_in):
+        most = max(most, tape.interner.metas[metas[i]].nbytes)
+    return most
 
 
 cdef void _follow(Record *r, SigS *s, const uint32_t *outs) noexcept:
@@ -288,15 +302,16 @@ cdef void note_memory(uint32_t slot, uint32_t meta) noexcept:
         module, location, phase = current_module(), current_location(), current_phase()
         if not making:
             _note(0, module, location, HELD + phase)
-        _note_block(slot, meta, making, module, location, phase)
+        _note_block(slot, meta, 0, making, module, location, phase)
 
 
-cdef void _note_block(uint32_t slot, uint32_t meta, uint32_t sig, uint32_t module, uint32_t location,
+cdef void _note_block(uint32_t slot, uint32_t meta, uint64_t least, uint32_t sig, uint32_t module, uint32_t location,
                       uint32_t phase) noexcept:
+    """least: bytes that it has, whatever its sizes say."""
     cdef MetaS *m = &tape.interner.metas[meta]
     cdef uint32_t made
     if m.nbytes and _room_for_slot(slot):
-        made = _new_block(m.nbytes, m.device, sig, module, location, phase)
+        made = _new_block(max(m.nbytes, least), m.device, sig, module, location, phase)
         if made:
             block_of[slot] = made
 
@@ -413,6 +428,9 @@ cdef Script *learn(const Place *since, uint32_t root, uint32_t meta) noexcept:
 
 
 cdef frozenset deciding = frozenset()      # names of ops, see decide_with
+cdef frozenset shrinking = frozenset()     # names of ops, see open
+cdef enum:
+    MOST_SHRUNK = 3                        # inputs of such a loss: predictions, targets, weights
 
 
 def decide_with(names):
@@ -518,13 +536,15 @@ def _ignore(kind, at, which):
     """Stands in for a mark handler that failed."""
 
 
-def open(Tape main_tape, handler):
+def open(Tape main_tape, handler, names_shrinking=frozenset()):
     """Begin new logs of that tape. `handler(kind, calls so far, which)` is told of outermost modules and phases: see
-    `Collector`."""
-    global listening, stopped, tape, on_mark, mark_error, n_calls, n_blocks, short_of_memory, depth, making, exceeded
+    `Collector`. names_shrinking: of ops whose kernels make a result as large as the inputs, and then one number of it,
+    which keeps that memory."""
+    global shrinking, listening, stopped, tape, on_mark, mark_error, n_calls, n_blocks, short_of_memory, depth, making, exceeded
     if listening:
         raise RuntimeError("[ledger] one is open already")
     n_calls = n_blocks = depth = making = 0
+    shrinking = frozenset(names_shrinking)
     memset(live, 0, sizeof(live))
     memset(most, 0, sizeof(most))
     memset(ended, 0, sizeof(ended))

@@ -60,7 +60,7 @@ class _CheckCommand(ProgramCommand):
     "--assume",
     type=float,
     metavar="NUMBER",
-    help="The value assumed for tensor elements that the estimate cannot know (default 0).",
+    help="The value assumed for tensor elements that the estimate cannot know (default 0, False; floats 1e-12).",
 )
 @click.option(
     "--routing",
@@ -99,7 +99,7 @@ def command(
     accelerator, cluster = clusters.chosen(target_name, rank_text, None, None if program.is_model else argument)
     writes_nothing()
     with claimed_stdout(as_json):
-        target, outcome, estimator, lost = _run(program, str(accelerator), cluster, assume or 0.0, routing is not None)
+        target, outcome, estimator, lost = _run(program, str(accelerator), cluster, assume, routing is not None)
     recording = estimator.recording()
     memory = recording.memory or {"peak_bytes": 0}
     peak = int(memory.get("peak_device_bytes", memory["peak_bytes"]))
@@ -129,7 +129,7 @@ def command(
 
 
 def _run(
-    program: Program, target_name: str, cluster: clusters.Cluster | None, assume: float, balanced: bool
+    program: Program, target_name: str, cluster: clusters.Cluster | None, assume: float | None, balanced: bool
 ) -> tuple[Target, Outcome, Any, list[int]]:
     """What happened, the estimator, and the ranks that ended without a word: their processes were ended."""
     import mindtorch

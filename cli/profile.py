@@ -114,7 +114,7 @@ class _TargetOption(click.Option):
     "--assume",
     type=float,
     metavar="NUMBER",
-    help="Estimate: the value assumed for tensor elements that the estimate cannot know (default 0, False).",
+    help="Estimate: the value assumed for tensor elements that it cannot know (default 0, False; floats 1e-12).",
 )
 @click.option(
     "--what-if",
@@ -253,7 +253,7 @@ def command(
         writes_nothing()
     with claimed_stdout(to_stdout):
         if sized:
-            options = {"assume": assume or 0.0, "balanced": routing is not None, "oom": oom or "report", **of_lines}
+            options = {"assume": assume, "balanced": routing is not None, "oom": oom or "report", **of_lines}
             outcome, report, profiler = estimate(program, steps, warmup, accelerator, cluster, changes, **options)
         else:
             of_lines["shapes"] = shapes or files["html"] is not None  # the page shows all that there is

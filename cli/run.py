@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 from contextlib import ExitStack, suppress
 
 import click
@@ -15,6 +16,8 @@ from .exits import BY_SIGINT, ENDS_WITH_THE_COMMAND
 from .program import ProgramCommand
 
 __all__ = ["command"]
+
+_MANY_READS = 1000  # fewer of them are what any training reads of its losses
 
 _EPILOG = """\b
 Examples:
@@ -76,12 +79,15 @@ def command(
         _choose(executor, address, workers, stack)
         _move(index, mapped is not None, stack)
         _show_plans(plan, stack)
+        begun = time.perf_counter()
         outcome = program.run()
+        seconds = time.perf_counter() - begun
         outcome.show(interrupts=True)
         if plan:
             _plan_the_rest()
         else:
             _say_where_it_ran()
+            _say_what_it_waited_for(seconds)
     finally:
         ends = click.get_current_context().find_root().obj == ENDS_WITH_THE_COMMAND
         if not ends:
@@ -131,6 +137,29 @@ def _say_where_it_ran() -> None:
             "device itself; --map cuda is for programs that ask for CUDA",
             err=True,
         )
+
+
+def _say_what_it_waited_for(seconds: float) -> None:
+    """One line, where another process computed, and the program spent most of its time with many reads."""
+    from mindtorch.base import config
+    from mindtorch.base.file_names import short_names
+    from mindtorch.base.words import counted
+    from mindtorch.engine.execute import counters, waits
+
+    places = waits.places()
+    reads, waited = sum(row[1] for row in places), sum(row[2] for row in places)
+    if config.executor() in ("local", "loopback") or reads < _MANY_READS or waited < seconds / 2:
+        return
+    (where, count, there), at = places[0], "lines that are not known"
+    if where is not None:
+        at = f"{short_names([where[0]])[where[0]]}:{where[1]}"
+    operations = round(counters.stats()["ops_executed"] / reads)
+    click.echo(
+        f"genie run: {reads:,} reads of values took {waited:.1f} s of {seconds:.1f} s, {count:,} of them at {at} "
+        f"({there:.1f} s): each waits for the executor, on average for {counted(operations, 'operation')}; fewer "
+        "reads, each of more values, wait less",
+        err=True,
+    )
 
 
 def _index(name: str) -> int:

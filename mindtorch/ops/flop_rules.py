@@ -5,7 +5,7 @@ Conventions:
 - an element-wise op is 1 FLOP per output element, whatever it computes: ``exp`` counts as ``add`` does, and integer,
   comparison and selection ops count alike (the convention of XLA's cost analysis, without its separate
   transcendental count);
-- a reduction is 1 FLOP per input element;
+- a reduction is 1 FLOP per input element, and so are writes that add up (``index_add``), of what they add;
 - normalizations are 5 FLOPs per element (mean, variance, subtract, scale, affine), softmax 5 (max, subtract, exp, sum,
   divide), and their backward twice the forward;
 - drawing random numbers, moving data, views, creation and embedding look-ups are 0.
@@ -112,6 +112,20 @@ class PerInput(PerOutput):
 
     def __call__(self, args: Args, kwargs: Kwargs, out: Any) -> int:
         return self.factor * numel(first_input(args, kwargs))
+
+
+class PerArgument(PerOutput):
+    """`factor` FLOPs per element of the argument at a position of the schema, or under its name."""
+
+    def __init__(self, factor: int, index: int, name: str) -> None:
+        super().__init__(factor)
+        self.index, self.name = index, name
+
+    def __call__(self, args: Args, kwargs: Kwargs, out: Any) -> int:
+        return self.factor * numel(argument(args, kwargs, self.index, self.name))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.factor}, {self.index}, {self.name!r})"
 
 
 class PerListElement(PerOutput):

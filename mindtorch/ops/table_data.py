@@ -6,7 +6,7 @@ import torch
 
 from . import byte_rules as moved
 from . import layout_rules as lay
-from .flop_rules import elementwise, reduction, zero
+from .flop_rules import PerArgument, reduction, zero
 from .op_row import OpRow, op, ops
 
 ROWS: list[OpRow] = [
@@ -108,10 +108,16 @@ ROWS: list[OpRow] = [
     ),
     op("nonzero_static", "data movement", probe=True),
     op("masked_select", "data movement", values_backward=True, bytes=moved.part, cpu="gather", sizes_from_values=True),
-    # writes that add up: one addition per source element at most
-    *ops("reduction", elementwise, "scatter_add scatter_reduce", bytes=moved.scatter_add, cpu="scatter_add"),
-    op("index_add", "reduction", elementwise, bytes=moved.index_add, cpu="index_add"),
-    op("index_reduce", "reduction", elementwise, bytes=moved.index_add),
+    # writes that add up: one addition per element that is added
+    *ops(
+        "reduction",
+        PerArgument(1, 2, "index"),
+        "scatter_add scatter_reduce",
+        bytes=moved.scatter_add,
+        cpu="scatter_add",
+    ),
+    op("index_add", "reduction", PerArgument(1, 3, "source"), bytes=moved.index_add, cpu="index_add"),
+    op("index_reduce", "reduction", PerArgument(1, 3, "source"), bytes=moved.index_add),
     *ops("reduction", reduction, "_unsafe_masked_index_put_accumulate"),
     *ops("reduction", reduction, "reflection_pad1d_backward replication_pad1d_backward"),
     *ops(

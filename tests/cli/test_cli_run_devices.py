@@ -11,6 +11,7 @@ import torch
 
 import mindtorch
 from mindtorch.base.errors import UsageError
+from mindtorch.engine.execute import waits
 from mindtorch.engine.execute.machine import Machine
 from mindtorch.patch.cuda_names import cuda_is_ours
 from tests.executors import using
@@ -190,3 +191,41 @@ def test_C9_libraries_that_choose_a_device_by_name_find_the_default_one(runs) ->
     """
     plain, under = runs.both(text)
     assert plain.out == "cpu cpu\ncpu\n" and under.out == "remote_accelerator:0 remote_accelerator:0\ncpu\n", under.err
+
+
+READS = """
+    import torch
+    x = torch.zeros(())
+    for _ in range({}):
+        x = x + 1
+        y = x.item()
+    print(y)
+"""
+
+
+def test_C9_a_program_that_only_waits_for_values_is_told_where(runs) -> None:
+    """An actor and critic took 15 times as long as under python, and nothing said why."""
+    slow, few, here = (
+        runs.run(*runs.GENIE, *options, runs.write(READS.format(times)))
+        for options, times in ((("--executor", "pipe"), 1200), (("--executor", "pipe"), 20), ((), 1200))
+    )
+    assert (slow.out, few.err, here.err) == ("1200.0\n", "", "")
+    assert slow.err.count("\n") == 1 and slow.err.startswith("genie run: 1,200 reads of values took ")
+    assert ", 1,200 of them at script.py:6 (" in slow.err and "on average for 1 operation; fewer" in slow.err
+
+
+@pytest.mark.parametrize(("executor", "reads", "seconds", "told"), [
+    ("pipe", 1000, 19.0, True), ("ray", 1000, 19.0, True), ("pipe", 999, 19.0, False), ("pipe", 1000, 21.0, False),
+    ("loopback", 1000, 19.0, False),
+])  # fmt: skip
+def test_C9_waiting_is_told_where_it_is_most_of_the_run(
+    monkeypatch, capsys, executor: str, reads: int, seconds: float, told: bool
+) -> None:
+    from mindtorch.cli.run import _say_what_it_waited_for
+
+    monkeypatch.setenv("GENIE_EXECUTOR", executor)
+    monkeypatch.setattr(waits, "places", lambda: [(None, reads - 1, 8.0), (("/a/b.py", 3), 1, 2.0)])
+    _say_what_it_waited_for(seconds)
+    said = capsys.readouterr().err
+    assert said.startswith("genie run: 1,000 reads of values took 10.0 s of 19.0 s, 999 of them at lines") == told
+    assert bool(said) == told

@@ -141,6 +141,26 @@ def test_C4_sparse_gradients_are_counted_whole(optimizer: type) -> None:
     assert any("sparse gradients" in words for words in found["warnings"])
 
 
+def test_C4_sparse_adam_takes_the_rows_that_were_looked_up() -> None:
+    """Its step was dense Adam's, of all rows: in an estimate of a large table, most of the time."""
+
+    def program() -> None:
+        table = nn.Embedding(1000, 64, sparse=True).cuda()
+        step = torch.optim.SparseAdam(table.parameters(), lr=0.1)
+        for ids in (torch.arange(8).repeat(4), torch.arange(5), torch.rand(7).mul(9).long()):  # the last are unknown
+            step.zero_grad()
+            (table(ids.cuda()).sum() + table(ids.cuda()).sum()).backward()
+            step.step()
+
+    found = report(program)
+    (phase,) = (row for row in found["phases"] if row["name"] == "optimizer")
+    rows = 2 * (8 + 5 + 7)
+    calls = {row["name"]: row for row in found["ops"]}
+    assert calls["aten::pow"]["flops"] == rows * 64 and calls["aten::index_add_"]["flops"] == 3 * rows * 64
+    assert phase["flops"] < 20 * rows * 64 and "optimizer update" not in {row["name"] for row in found["patterns"]}
+    assert found["memory"]["categories"]["optimizer state"] == 2 * 1000 * 64 * 4
+
+
 def test_C4_data_parallel_over_several_devices() -> None:
     with Estimator(target=targets.find("h100"), devices=2) as estimator:
         model = nn.DataParallel(nn.Sequential(nn.Linear(1000, 1000), nn.BatchNorm1d(1000)).cuda())

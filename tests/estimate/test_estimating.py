@@ -320,7 +320,8 @@ def test_C4_the_default_device_of_a_program_ends_with_it(before: str | None) -> 
 def test_C4_values_of_a_storage_are_read_as_the_tensor_s(session: None) -> None:
     known, unknown = torch.tensor([3, 4]), torch.randn(2, 3)
     assert known.storage().tolist() == [3, 4] and known.storage()[1] == 4
-    assert unknown.data.storage().tolist() == [0.0] * 6 and [(row["op"], row["calls"]) for row in assumed()]
+    assert [round(x, 9) for x in unknown.data.storage().tolist()] == [0.0] * 6
+    assert [(row["op"], row["calls"]) for row in assumed()]
 
 
 def test_C4_a_storage_of_elements_takes_memory_for_as_many() -> None:

@@ -126,6 +126,10 @@ def test_C3_no_formula_is_not_zero():
     assert count_flops(torch.einsum, three, {}, meta(2, 2)) is None  # the order is the library's choice
     for func, args in ((torch.reshape, (meta(2, 3), (6,))), (torch.cat, ([meta(2), meta(2)],)), (torch.rand, (3,))):
         assert flops(func, *args) == 0
+    x, some = torch.zeros(100, 3), torch.zeros(4, dtype=torch.long)
+    for func, places in ((torch.index_add, some), (torch.scatter_add, some.new_zeros(4, 3))):  # as many as are added
+        assert flops(func, x, 0, places, torch.zeros(4, 3)) == 4 * 3
+    assert flops(torch.index_reduce, x, 0, some, torch.zeros(4, 3), "prod") == 4 * 3
     assert flops(F.embedding, torch.zeros(4, dtype=torch.long), torch.zeros(5, 3)) == 0
 
 

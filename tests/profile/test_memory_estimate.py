@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -100,3 +101,51 @@ def test_C2_a_module_that_only_makes_views_holds_what_is_there_in_backward_too()
         for seen in (measured, estimator)
     ]
     assert peaks[0] == peaks[1] and len(peaks[0]) == 5
+
+
+LOSSES = [F.mse_loss, F.smooth_l1_loss, F.soft_margin_loss, F.binary_cross_entropy, F.l1_loss, F.huber_loss]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+def test_C4_losses_keep_the_memory_that_torch_makes_them_in(loss: Callable[..., Any], reduction: str) -> None:
+    """Some are as large as the predictions, though of one number: a list of them fills the card."""
+
+    def program() -> None:
+        x = torch.rand(512, 64, requires_grad=True)
+        kept = [loss(x, torch.rand(512, 64), reduction=reduction) for _ in range(3)]
+        sum(each.sum() for each in kept).backward()  # type: ignore[union-attr]
+
+    with Profiler() as profiler:
+        program()
+    measured, found = profiler.report()["memory"], estimated(program)
+    assert (found["peak_bytes"], found["categories"]) == (measured["peak_bytes"], measured["categories"])
+
+
+def _trained(kept: Callable[[torch.nn.Module], Any], copied: bool) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
+    held, static = kept(model), torch.empty(512, 64)
+    for _ in range(3):
+        batch = torch.randn(512, 64)
+        model(static.copy_(batch) if copied else batch).abs().mean().backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.sub_(p.grad)
+                p.grad = None
+    del held
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("kept", [
+    lambda model: None, lambda model: [p.detach().clone() for p in model.parameters()],
+    lambda model: {name: value.clone() for name, value in model.state_dict().items()}, copy.deepcopy,
+    lambda model: torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone(),
+])  # fmt: skip
+def test_C4_static_inputs_and_clones_of_weights_are_counted_once(kept: Callable[..., Any], copied: bool) -> None:
+    def program() -> None:
+        _trained(kept, copied)
+
+    with Profiler() as profiler:
+        program()
+    measured, found = profiler.report()["memory"], estimated(program)
+    assert (found["peak_bytes"], found["categories"]) == (measured["peak_bytes"], measured["categories"])

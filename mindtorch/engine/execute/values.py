@@ -17,7 +17,7 @@ from ..._ext.guards import Quiet
 from ...base import config
 from ...base.errors import LazyTensorError, MaterializationError, SessionLost, UsageError
 from ..record import meta
-from . import between, triggers
+from . import between, triggers, waits
 from .base import Executor
 from .pace import Pace
 
@@ -181,7 +181,8 @@ def read(tensors: Sequence[Any], reason: str, whole: bool = False) -> list[torch
     """The values of lazy tensors as plain tensors, not to be written to; ``whole``: which share storage as those do."""
     with lock:
         there = executor()
-        found = there.fetch(materialize(tensors, reason), whole)
+        with waits.reading():
+            found = there.fetch(materialize(tensors, reason), whole)
         left = there.overlaps and go_on()
         if there.ahead:
             _pace.read(tape.n_recorded, left)

@@ -1,4 +1,7 @@
-"""What estimates take the values for that nobody knows: one number, and where that was done (SPEC C4)."""
+"""What estimates take the values for that nobody knows: one number, and where that was done (SPEC C4).
+
+Where the user names none, integers are 0, and floats almost: programs divide by losses and take their logarithm.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +28,16 @@ MOST_ASSUMED = 1 << 24
 MOST_PLACES = 1000
 _SOLVERS = ("scipy.optimize", "scipy.integrate")  # call the program back until its numbers suit them
 MANY = 10_000  # reads on one line before somebody should know, and a loop be ended
-_number: float = 0
+#: Floats that nobody names a number for, or the smallest that the dtype divides by: below what loops wait for.
+ALMOST_ZERO = 1e-12
+_number: float | None = None
 _assumed: dict[tuple[str, int, str], dict[str, Any]] = {}
 
 
-def begin(number: float) -> None:
-    """Take unknown values for ``number`` from now on; nothing has been assumed so far."""
+def begin(number: float | None) -> None:
+    """Take unknown values for ``number`` from now on, None: for 0 or almost; nothing has been assumed so far."""
     global _number
-    if not isinstance(number, (int, float)) or not math.isfinite(number):
+    if number is not None and (not isinstance(number, (int, float)) or not math.isfinite(number)):
         raise UsageError(f"[assume] expected a finite number, got {number!r}")
     _number = number
     _assumed.clear()
@@ -69,13 +74,13 @@ def full(t: torch.Tensor, op: str, note: bool = True, value: Any = None, one: bo
 
 def duration(op: str) -> float:
     """Milliseconds that nobody measured: the assumption, or 1 where that is none, as programs divide by them."""
-    value = float(_number) or 1.0
+    value = float(_number or 1.0)
     _note(op, (), torch.float32, value)
     return value
 
 
 @contextmanager
-def instead(number: float) -> Iterator[None]:
+def instead(number: float | None) -> Iterator[None]:
     """Take unknown values for ``number`` within the block."""
     global _number
     before, _number = _number, number
@@ -85,8 +90,8 @@ def instead(number: float) -> Iterator[None]:
         _number = before
 
 
-def number() -> float:
-    """What unknown values are taken for now."""
+def number() -> float | None:
+    """What unknown values are taken for now; None: for what suits their dtype."""
     return _number
 
 
@@ -95,9 +100,9 @@ def value_of(dtype: torch.dtype) -> Any:
     if dtype is torch.bool:
         return bool(_number)
     if dtype.is_floating_point or dtype.is_complex:
-        return float(_number)
+        return max(ALMOST_ZERO, torch.finfo(dtype).tiny) if _number is None else float(_number)
     limits = torch.iinfo(dtype)
-    return max(limits.min, min(limits.max, int(_number)))
+    return max(limits.min, min(limits.max, int(_number or 0)))
 
 
 def _note(op: str, size: Any, dtype: torch.dtype, value: Any) -> int:
@@ -144,5 +149,5 @@ def _solver() -> str:
 def too_large(op: str, elements: int) -> NoDataError:
     return NoDataError(
         f"[{op}] meta tensor has no data{sourceline.here()}: what the program does next depends on {elements} unknown "
-        f"elements, and at most {MOST_ASSUMED} can be assumed to be {_number} (--assume); read a smaller tensor there"
+        f"elements, and at most {MOST_ASSUMED} can be assumed (--assume); read a smaller tensor there"
     )

@@ -124,24 +124,25 @@ def _profiler_init(self: Any, *, activities: Any = None, **options: Any) -> None
 
 # ---- LBFGS -----------------------------------------------------------------------------------------------------------
 _torch_lbfgs_step, _torch_line_search = torch.optim.LBFGS.step, _lbfgs._strong_wolfe
-_outside = threading.local()  # `number`: what is assumed outside of the step that runs
+_outside = threading.local()  # `numbers`: what is assumed outside of each step that runs, the innermost last
 
 
 def _lbfgs_step(self: Any, closure: Any) -> Any:
     """A step with all its iterations, of which each keeps its curvature: a number that was assumed decides neither."""
-    before, _outside.number = getattr(_outside, "number", None), assumptions.number()
+    before = getattr(_outside, "numbers", ())
+    _outside.numbers = (*before, assumptions.number())
     try:
         with _never_converged(self.param_groups), assumptions.instead(1.0):
             return _torch_lbfgs_step(self, _as_outside(closure))
     finally:
-        _outside.number = before
+        _outside.numbers = before
 
 
 def _as_outside(func: Any) -> Callable[..., Any]:
     @functools.wraps(func)
     def called(*args: Any, **kwargs: Any) -> Any:
-        number = getattr(_outside, "number", None)
-        with nullcontext() if number is None else assumptions.instead(number):
+        numbers = getattr(_outside, "numbers", ())
+        with assumptions.instead(numbers[-1]) if numbers else nullcontext():
             return func(*args, **kwargs)
 
     return called

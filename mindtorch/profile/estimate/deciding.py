@@ -28,6 +28,7 @@ __all__ = [
     "TO_SPARSE", "balanced", "decide", "elements", "install", "keeps", "lose", "meet", "rows", "uniform", "uniform_of",
 ]  # fmt: skip
 
+VOCABULARY = 1000  # candidates: so many are tokens, not experts
 _known = WeakIdKeyDictionary()  # results of comparisons with unknown values
 _equal = WeakIdKeyDictionary()  # those of them that say which integers are equal
 _rows = WeakIdKeyDictionary()  # masks of which a part is unknown: which rows they keep where that part keeps all
@@ -235,10 +236,19 @@ def decide(call: int, info: Any, inputs: list[Any], results: list[Any], values: 
         number = assumptions.value_of(dtype) if known is None else known
         numbers.append(torch.full((), number, dtype=dtype, device="cpu"))
     count = inputs[0].numel() // max(results[0].numel(), 1)
-    if info.name in REDUCING:
+    if found == [None] and _is_of_a_token(info, inputs[0], results[0]):
+        _known[results[0]] = info.name == "aten::ne"
+    elif info.name in REDUCING:
         _known[results[0]] = _reduced(info.name, numbers[0].item(), count, results[0].dtype)
     else:
         _known[results[0]] = _on(call, info, numbers).item()
+
+
+def _is_of_a_token(info: Any, t: Any, result: Any) -> bool:
+    """Is it one unknown integer that is compared with a number, as generation looks for the token that ends it? It is
+    none of those that the program looks for, as in `isin`; of experts, or classes, there are masks, of all rows."""
+    whole = not (t.dtype.is_floating_point or t.dtype.is_complex or t.dtype is torch.bool)
+    return whole and not result.dim() and info.name in ("aten::eq", "aten::ne")
 
 
 #: These decide nothing: what is known of their input is known of their result.
@@ -291,9 +301,10 @@ def _reduced(name: str, value: Any, count: int, dtype: torch.dtype) -> Any:
 
 
 def _route(call: int, info: Any, inputs: list[Any], results: list[Any]) -> None:
-    """Choose all of a dimension alike as often, in turn, where routing is balanced."""
+    """Choose all of a dimension alike as often, in turn, where routing is balanced; else of a vocabulary the token in
+    the middle: the first ones, and the last, are those that pad and end sequences."""
     chosen = results[-1]
-    if not _balanced or chosen.dtype is not torch.int64 or not inputs[0].dim() or not chosen.numel():
+    if chosen.dtype is not torch.int64 or not inputs[0].dim() or not chosen.numel():
         return
     args, kwargs = _core.call_template(call, tuple(inputs))
     where = 2 if info.name == "aten::topk" else 1
@@ -301,6 +312,10 @@ def _route(call: int, info: Any, inputs: list[Any], results: list[Any]) -> None:
     if info.name == "aten::multinomial" or not isinstance(dim, int) or isinstance(dim, bool):
         dim = -1
     length = inputs[0].shape[dim]
+    if not _balanced:
+        if length >= VOCABULARY:
+            _known[chosen] = length // 2
+        return
     made = torch.arange(chosen.numel(), device="cpu") % max(length, 1)
     if chosen.dim() == inputs[0].dim():  # several of each row
         moved = [n for i, n in enumerate(chosen.shape) if i != dim % chosen.dim()]

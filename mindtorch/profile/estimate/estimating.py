@@ -46,7 +46,10 @@ __all__ = ["estimating"]
 
 @contextmanager
 def estimating(
-    accelerator: Accelerator | None = None, assume: float = 0, cluster: Cluster | None = None, balanced: bool = False
+    accelerator: Accelerator | None = None,
+    assume: float | None = None,
+    cluster: Cluster | None = None,
+    balanced: bool = False,
 ) -> Iterator[None]:
     """Run the body without data: ``cpu``, ``cuda``, ``npu`` … tensors know their sizes, dtype and device, no more.
 

@@ -48,6 +48,7 @@ from mindtorch.profile.estimate import (
     out_of_memory,
     private_files,
     process_groups,
+    scratch,
     sparse_tensors,
     transfers,
 )
@@ -80,7 +81,7 @@ class Estimator(Run):
     target: whose speed and memory the program is held against, and what it is told about CUDA; None: there is no
         CUDA device, and no times are predicted.
     devices: how many such devices the program is told there are.
-    assume: what a value is taken for that nobody knows, where the program decides on it.
+    assume: what a value is taken for that nobody knows, where the program decides on it; None: 0, and floats for 1e-12.
     balanced: whether choices among unknown scores choose all alike as often: tokens their experts.
     oom: ``raise``: what does not fit raises torch.OutOfMemoryError at the program's line; ``report``: it is told of.
     cluster: which rank of how many the program is; None: a process on its own.
@@ -94,7 +95,7 @@ class Estimator(Run):
         devices: int = 1,
         warmup: int = 0,
         steps: int | None = None,
-        assume: float = 0.0,
+        assume: float | None = None,
         cluster: Cluster | None = None,
         balanced: bool = False,
         oom: str = "report",
@@ -153,7 +154,7 @@ class Estimator(Run):
             modules.add_listener(listener)
             stack.callback(modules.remove_listener, listener)
         self._started = time.perf_counter_ns()
-        ledger.open(values.tape, self._on_mark)
+        ledger.open(values.tape, self._on_mark, scratch.SHRINKING)
         if self.oom == "raise" and self._accelerator is not None:
             out_of_memory.limit(self._accelerator)
         stack.callback(self._close)
@@ -481,7 +482,12 @@ class Estimator(Run):
             found.append(note)
         found.extend(self._recurrent_notes())
         if self._whole:
-            found.append("sparse gradients (nn.Embedding, nn.EmbeddingBag) are counted with all rows: they take less")
+            found.append(
+                "sparse gradients (nn.Embedding, nn.EmbeddingBag) are counted with all rows: they, and steps "
+                "of optimizers other than SparseAdam, take less"
+            )
+        if any(issubclass(kind, torch.optim.LBFGS) for kind in self.optimizers):
+            found.append("LBFGS takes all its iterations (max_iter): in a run, it ends where it has converged")
         assert self.memory is not None
         somewhere = self._on_accelerator() or not len(self.memory.all_blocks)
         if self._accelerator is not None and (note := self._on_host.note(somewhere)):

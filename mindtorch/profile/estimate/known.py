@@ -46,7 +46,7 @@ kept, handle_of = _core.kept, _core.get_handle
 
 
 @contextmanager
-def knowing(assume: float = 0, **changes: Any) -> Iterator[None]:
+def knowing(assume: float | None = None, **changes: Any) -> Iterator[None]:
     """Know small values for the length of a block, and take unknown ones that the program reads for ``assume``.
 
     changes: what else is different in the mode then (`mindtorch.devices.mode.Mode`).

@@ -1,4 +1,4 @@
-"""Memory that CPU kernels take while they run, by the op table's rules: what an estimate adds to its storages."""
+"""Memory that kernels take beyond what their results need: what an estimate adds to its storages."""
 
 from __future__ import annotations
 
@@ -13,10 +13,16 @@ from mindtorch._ext import ledger
 from mindtorch.profile.estimate import known
 
 _log = logging.getLogger(__name__)
+#: Losses that torch makes in the memory of their result, element by element, and then calls one number (`resize_`),
+#: which keeps that memory. They are all in torch's operator database that do so; the CPU and CUDA share that code.
+SHRINKING = frozenset(
+    f"aten::{name}" for name in "mse_loss smooth_l1_loss soft_margin_loss binary_cross_entropy".split()
+)
 
 
 def over(sigs: Any) -> Any:
-    """Bytes of scratch of each call of a ledger's log, given their signatures; 0 for most of them."""
+    """Bytes that CPU kernels take while they run, by the op table's rules: of each call of a ledger's log, given their
+    signatures; 0 for most of them."""
     values, which = np.unique(sigs, return_inverse=True)
     return np.array([_scratch(int(sig)) for sig in values], np.int64)[which] if len(sigs) else np.zeros(0, np.int64)
 

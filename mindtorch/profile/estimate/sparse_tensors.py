@@ -3,8 +3,8 @@
 Their indices are computed, as those of any small tensor, and decide what products with them cost. Unknown indices of a
 matrix whose size is given are taken to be distinct, unknown values not to be 0. Products with dense tensors give sizes
 only; all else is done on the CPU, with zeros for what nobody knows. Gradients of tables (``nn.Embedding(sparse=True)``)
-are counted as of all rows, and the report says so. What would differentiate by a sparse tensor's values is refused, and
-so are jagged tensors, whose lengths are no numbers.
+are counted as of all rows, and the report says so; SparseAdam takes those that were looked up. What would differentiate
+by a sparse tensor's values is refused, and so are jagged tensors, whose lengths are no numbers.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch.jit._builtins import _register_builtin
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..._ext import lazy as _core
 from ...base.errors import UnsupportedOperationError
@@ -38,6 +39,7 @@ _base: Any = torch.Tensor
 _below: Any = torch._C._disabled_torch_function_impl
 _info = functools.cache(functools.partial(intercept.describe, dispatch=False))
 _whole = False
+_looked_up = WeakIdKeyDictionary()  # tables, and how many of their rows were looked up since the last step
 
 
 def counted_whole() -> bool:
@@ -272,7 +274,10 @@ def _with_whole_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
         global _whole
         if not self.sparse:
             return original(self, *args, **kwargs)
-        _whole = _whole or torch.is_grad_enabled()
+        if torch.is_grad_enabled():
+            _whole = True
+            ids = args[0] if args else kwargs["input"]
+            _looked_up[self.weight] = _looked_up.get(self.weight, 0) + _distinct(ids)
         self.sparse = False
         try:
             return original(self, *args, **kwargs)
@@ -282,9 +287,18 @@ def _with_whole_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
+def _distinct(ids: torch.Tensor) -> int:
+    """How many rows are looked up: once each where they are known."""
+    known = _core.kept(_core.get_handle(ids)) if _core.get_handle(ids) is not None else None
+    if known is None:
+        return ids.numel()
+    with predict.quiet():
+        return len(set(known.flatten().tolist()))
+
+
 @torch.no_grad()
 def _step(self: Any, closure: Any = None) -> Any:
-    """Of SparseAdam: what it does to the rows of a gradient, to all of them."""
+    """Of SparseAdam: what it does to the rows of a gradient that were looked up, whichever they are."""
     loss = None
     if closure is not None:
         with torch.enable_grad():
@@ -296,7 +310,14 @@ def _step(self: Any, closure: Any = None) -> Any:
             if not state:
                 state |= {"step": 0, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
             state["step"] += 1
-            state["exp_avg"].lerp_(p.grad, 1 - first)
-            state["exp_avg_sq"].mul_(second).addcmul_(p.grad, p.grad, value=1 - second)
-            p.addcdiv_(state["exp_avg"], state["exp_avg_sq"].sqrt().add_(group["eps"]), value=-group["lr"])
+            rows = min(_looked_up.pop(p, None) or p.shape[0], p.shape[0])
+            at, values = p.new_empty(rows, dtype=torch.int64), p.grad[:rows].clone()  # of a coalesced gradient
+            mean = state["exp_avg"].index_select(0, at)
+            new_mean = values.sub(mean).mul_(1 - first)
+            state["exp_avg"].index_add_(0, at, new_mean)
+            square = state["exp_avg_sq"].index_select(0, at)
+            new_square = values.pow(2).sub_(square).mul_(1 - second)
+            state["exp_avg_sq"].index_add_(0, at, new_square)
+            by = new_square.add_(square).sqrt_().add_(group["eps"])
+            p.index_add_(0, at, new_mean.add_(mean).div_(by).mul(-group["lr"]))
     return loss
