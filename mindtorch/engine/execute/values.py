@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -181,8 +182,10 @@ def read(tensors: Sequence[Any], reason: str, whole: bool = False) -> list[torch
     """The values of lazy tensors as plain tensors, not to be written to; ``whole``: which share storage as those do."""
     with lock:
         there = executor()
-        with waits.reading():
-            found = there.fetch(materialize(tensors, reason), whole)
+        begun = time.perf_counter_ns()
+        found = there.fetch(materialize(tensors, reason), whole)
+        if there.place == _META:
+            waits.note(begun)
         left = there.overlaps and go_on()
         if there.ahead:
             _pace.read(tape.n_recorded, left)

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from ..._ext import context as _context
 from .triggers import MAX_PLACES, OTHER_PLACES
 
-__all__ = ["places", "reading"]
+__all__ = ["note", "places"]
 
 _waits: dict[int, list[int]] = {}  # location id -> reads there, ns that they took
 
 
-@contextmanager
-def reading() -> Iterator[None]:
-    """Note what the block takes as a wait of the program's current line."""
-    begun = time.perf_counter_ns()
-    try:
-        yield
-    finally:
-        place = _context.get_location()
-        if place not in _waits and len(_waits) >= MAX_PLACES:
-            place = OTHER_PLACES
-        found = _waits.setdefault(place, [0, 0])
-        found[0] += 1
-        found[1] += time.perf_counter_ns() - begun
+def note(begun: int) -> None:
+    """The program has waited for a value on its current line, since ``begun`` by ``time.perf_counter_ns``."""
+    place = _context.get_location()
+    if place not in _waits and len(_waits) >= MAX_PLACES:
+        place = OTHER_PLACES
+    found = _waits.setdefault(place, [0, 0])
+    found[0] += 1
+    found[1] += time.perf_counter_ns() - begun
 
 
 def places() -> list[tuple[tuple[str, int] | None, int, float]]:
