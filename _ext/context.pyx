@@ -154,6 +154,8 @@ cdef object s_sequence_nr = sys.intern("_sequence_nr")
 cdef object s_wrapped = sys.intern("__wrapped__")
 cdef object s_init = sys.intern("__init__")
 cdef dict _constructors = {}                   # code of ``__init__`` of classes of modules, by address
+cdef dict _trainers = {}                       # those that trained, which are no longer among them
+cdef unsigned int _trained_in_constructors = 0
 cdef object _original_call = None
 cdef object _module_class = None
 cdef object _original_backward = None
@@ -460,14 +462,21 @@ cdef bint is_constructor(PyObject *code) noexcept:
 
 cdef void no_constructor() noexcept:
     """The calling thread trains: where that is in a constructor, what follows there is more than making a module."""
-    cdef mt_frame *frame = constructor_from(mt_frame_now())
+    global _trained_in_constructors
+    cdef mt_frame *frame = mt_frame_now()
+    cdef PyObject *code
     while frame != NULL:
-        try:
-            del _constructors[<uintptr_t> mt_frame_code(frame)]
-        except MemoryError:                    # the next pass finds it again
-            mt_frame_free(frame)
-            return
-        frame = constructor_from(mt_frame_back(frame))
+        code = mt_frame_code(frame)
+        if mt_code_name(code) == <PyObject *> s_init:
+            try:
+                if <uintptr_t> code in _constructors:
+                    _trainers[<uintptr_t> code] = _constructors.pop(<uintptr_t> code)
+                if <uintptr_t> code in _trainers:
+                    _trained_in_constructors += 1
+            except MemoryError:                # the next pass finds it again
+                mt_frame_free(frame)
+                return
+        frame = mt_frame_back(frame)
 
 
 cdef PyObject *entered_call(mt_tls *t, PyObject *original, bint own, PyObject **args, size_t nargsf,
@@ -734,6 +743,11 @@ def tracked_call(*args, **kwargs):
 def constructs(code):
     """That code is the ``__init__`` of a class of modules: a module called while it runs is part of construction."""
     _constructors[<uintptr_t> <PyObject *> code] = code
+
+
+def trained_in_constructors():
+    """How many backward passes have begun in constructors of modules so far."""
+    return _trained_in_constructors
 
 
 def track_own_calls(function):

@@ -320,6 +320,36 @@ def test_C2_what_a_constructor_trains_is_no_construction_from_its_first_backward
     assert report["steps"]["count"] == N
 
 
+@pytest.mark.parametrize("profiler", [Profiler, Estimator])
+def test_C2_what_a_constructor_trains_without_modules_is_no_construction_either(profiler):
+    """All of it was, up to the first call of a module."""
+
+    class Regression(torch.nn.Module):
+        def __init__(self, x):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.zeros(4, 4))
+            optimizer = torch.optim.SGD(self.parameters(), 0.1)
+            for _ in range(N):
+                (x @ self.w - x).square().sum().backward()
+                optimizer.step()
+
+        def forward(self, x):
+            return x @ self.w
+
+    for whole in (False, True):
+        with profiler() as p:
+            model = Regression(torch.ones(2, 4))
+            if whole:
+                model(torch.ones(2, 4))
+        report = p.report()
+        calls = {row["name"]: row["calls"] for row in report["ops"]}
+        assert (calls["aten::mm"], calls["aten::sum"]) == (2 * N + whole, N), "forward and backward"
+        assert report["steps"]["count"] == N and {"backward", "optimizer"} <= {row["name"] for row in report["phases"]}
+        assert report["startup"]["ops"] > 0 and not any(
+            "count as construction" in words for words in report["warnings"]
+        )
+
+
 class Tuned(torch.nn.Module):
     """As a kernel that is tuned when it is called first."""
 

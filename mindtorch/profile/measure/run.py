@@ -46,6 +46,7 @@ class Run:
         self.sampling = Sampling()
         self.optimizers: dict[type, bool] = {}  # their classes, and whether torch's fused kernels take the parameters
         self._twice, self._handed = phases.twice(), location.handed_on()
+        self._in_constructors = context.trained_in_constructors()
         self.stepped: Counter[str] = Counter()  # by stage, how many steps of optimizers began
         self.interrupted = False
         self.exit_code = 0
@@ -173,6 +174,8 @@ class Run:
             if not torch.is_grad_enabled() and loop.calls(which, at):
                 self._iteration_ended(at)
         elif kind == "backward":
+            if self._stage in ("import", "init") and context.trained_in_constructors() > self._in_constructors:
+                self._begin_stage("warmup" if self.warmup else "main", at)  # what trains is no construction
             if loop.trains() and self._stage == "main" and self._before == "warmup":
                 self._stage = "warmup"
         elif kind == "step begins":
