@@ -14,8 +14,9 @@ from ..devices import lazy_device, mode
 from ..devices.names import of_number
 from ..devices.places import NPU, RECORDED, where
 from ..engine.execute import tensors
+from ..engine.record.arguments import to_call
 from ..engine.record.handlers import refuse_pinning
-from ..engine.record.meta import MetaTensor, _options, relocate
+from ..engine.record.meta import MetaTensor, relocate
 from ..engine.record.predict import check_movable, is_fake, quiet
 from . import library
 from .staging import dispatch
@@ -191,7 +192,7 @@ class _Pin(torch.autograd.Function):
 def to(t: torch.Tensor, args: tuple, kwargs: dict[str, Any]) -> Any:
     """``t.to(*args, **kwargs)``, from or to an NPU."""
     args, kwargs = numbered(args, kwargs)
-    target, options = _options(args, kwargs)
+    target, options = to_call(args, kwargs)
     if is_fake(t) and fakes():
         if target is not None:
             options["device"] = faked(target) if where(target) is NPU else target

@@ -113,18 +113,31 @@ def with_dtypes(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, A
     return args, kwargs
 
 
+def to_call(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """(the device as it is given, or None, the other options by name, as far as they are given) of ``x.to(...)``."""
+    args, kwargs = with_dtypes(args, kwargs)
+    rest, options = list(args), dict(kwargs)
+    device, other = options.pop("device", None), options.pop("tensor", None)
+    if rest and isinstance(rest[0], torch.Tensor):
+        other = rest.pop(0)
+    elif rest and not isinstance(rest[0], (torch.dtype, bool)):
+        device = rest.pop(0)
+    if other is not None:
+        with torch._C.DisableTorchFunction():  # no call of the program's: function modes are not told
+            device, options["dtype"] = other.device, other.dtype
+    elif rest and not isinstance(rest[0], bool):
+        options["dtype"] = rest.pop(0)
+    options.update(zip(("non_blocking", "copy"), rest, strict=False))
+    return device, {name: value for name, value in options.items() if value is not None}
+
+
 def to_options(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, bool, Any]:
     """(dtype, non_blocking, memory_format) of a ``.to(...)`` call; a move between devices always copies."""
-    args, kwargs = with_dtypes(args, kwargs)
-    rest = list(args[1:]) if args else []
-    dtype = kwargs.get("dtype")
-    other = args[0] if args else kwargs.get("tensor")
-    if isinstance(other, torch.Tensor):
-        dtype = other.dtype
-    elif rest and (rest[0] is None or isinstance(rest[0], torch.dtype)):
-        dtype = rest.pop(0)
-    non_blocking = bool(rest[0]) if rest else bool(kwargs.get("non_blocking", False))
-    return dtype, non_blocking, kwargs.get("memory_format") or torch.preserve_format
+    _device, options = to_call(args, kwargs)
+    return (
+        options.get("dtype"), bool(options.get("non_blocking", False)),
+        options.get("memory_format") or torch.preserve_format,
+    )  # fmt: skip
 
 
 def has_no_kernel(error: BaseException) -> bool:

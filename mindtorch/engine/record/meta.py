@@ -21,7 +21,7 @@ from ...devices.lazy_device import device_at, known_device, place_of
 from ...devices.places import RECORDED, where
 from ..tensor import classes
 from ..tensor.recorded import RecordedTensor
-from .arguments import with_dtypes
+from .arguments import to_call
 
 #: The operator that reads one value.
 SCALAR = "aten::_local_scalar_dense"
@@ -299,34 +299,15 @@ class MetaTensor(RecordedTensor):
         """As torch's; to a device that has memory: uninitialized memory of this shape, strides and requires_grad."""
         if len(args) == 1 and not kwargs and type(args[0]) is torch.dtype:
             return self._as_dtype(args[0])
-        target, options = _options(args, kwargs)
+        target, options = to_call(args, kwargs)
+        if isinstance(target, int) and mode.now.estimate is None:
+            target = torch.device(target)
         changed = super().to(**options) if options else self
         if target is None or (not where(target).has_data and place_of(target) == _core.device_index(self)):
             return changed
         if mode.now.estimate is not None and not options.get("non_blocking"):
             mode.now.estimate.waits(self)
         return relocate(changed, target)
-
-
-def _options(args: tuple, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """(device or None, the other options by name) of a ``.to(...)`` call."""
-    args, kwargs = with_dtypes(args, kwargs)
-    options = dict(kwargs)
-    target = options.pop("device", None)
-    other = options.pop("tensor", None)
-    rest = list(args)
-    if rest and isinstance(rest[0], torch.Tensor):
-        other = rest.pop(0)
-    elif rest and not isinstance(rest[0], (torch.dtype, bool)):
-        first = rest.pop(0)
-        target = torch.device(first) if isinstance(first, int) and mode.now.estimate is None else first
-    if other is not None:
-        target = other.device
-        options["dtype"] = other.dtype
-    elif rest and not isinstance(rest[0], bool):
-        options["dtype"] = rest.pop(0)
-    options.update(zip(("non_blocking", "copy"), rest, strict=False))
-    return target, {k: v for k, v in options.items() if v is not None}
 
 
 def relocate(t: Any, device: Any) -> Any:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ...base.patching import Patch
-from ...engine.record import meta
+from ...engine.record.arguments import to_call
 from ..measure import peak
 
 __all__ = ["classes_forgotten", "create", "patches"]
@@ -90,7 +90,7 @@ _tensor_to = torch.Tensor.to
 
 
 def _to(self: Any, *args: Any, **kwargs: Any) -> Any:
-    target, options = meta._options(args, kwargs)
+    target, options = to_call(args, kwargs)
     changed = _tensor_to(self, **options) if options else self
     if target is None or torch.device(target) == self.device:
         return changed
