@@ -540,7 +540,8 @@ def open(Tape main_tape, handler, names_shrinking=frozenset()):
     """Begin new logs of that tape. `handler(kind, calls so far, which)` is told of outermost modules and phases: see
     `Collector`. names_shrinking: of ops whose kernels make a result as large as the inputs, and then one number of it,
     which keeps that memory."""
-    global shrinking, listening, stopped, tape, on_mark, mark_error, n_calls, n_blocks, short_of_memory, depth, making, exceeded
+    global shrinking
+    global listening, stopped, tape, on_mark, mark_error, n_calls, n_blocks, short_of_memory, depth, making, exceeded
     if listening:
         raise RuntimeError("[ledger] one is open already")
     n_calls = n_blocks = depth = making = 0

@@ -206,10 +206,11 @@ class Unrecorded(NamedTuple):
     phase: int
     inputs: tuple[tuple[int, int], ...]  # (slot, metadata id)
     outputs: tuple[int, ...]  # slots
+    written: tuple[int, ...]  # inputs, by number
 
     @classmethod
-    def of(cls, position: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Unrecorded:
-        """Of a call of tensors that record; it is over."""
+    def of(cls, position: int, info: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Unrecorded:
+        """Of a call of tensors that record; it is over. info: the OpInfo of an overload."""
         inputs: list[tuple[int, int]] = []
 
         def encode(value: Any) -> Any:
@@ -226,11 +227,16 @@ class Unrecorded(NamedTuple):
         given = {slot for slot, _ in inputs}
         results = out if isinstance(out, (tuple, list)) else (out,)
         made = [t for t in results if (h := _core.get_handle(t)) is not None and h.slot not in given]
-        call = Call(op_name(func), cargs, ckwargs, tuple(map(output_of, made)), str(func))
+        written = [
+            i for key, value in (*enumerate(cargs), *ckwargs.items()) if key in info.writes for i in _holes(value)
+        ]
+        outputs = [*map(output_of, made), *(_meta_output(inputs[i][1]) for i in written)]
+        call = Call(op_name(info.func), cargs, ckwargs, tuple(outputs), str(info.func))
         slots = tuple(_core.get_handle(t).slot for t in made)
         return cls(
-            position, call, context.get_module(), context.get_location(), context.get_phase(), tuple(inputs), slots
-        )
+            position, call, context.get_module(), context.get_location(), context.get_phase(), tuple(inputs), slots,
+            tuple(written),
+        )  # fmt: skip
 
 
 class LogBuilder(Builder):
@@ -277,6 +283,12 @@ class LogBuilder(Builder):
         for position, slot in enumerate(made.outputs):
             self.maker[slot] = packed(node, position)
             self.root.pop(slot, None)
+        if made.written:
+            graph._writes[node] = made.written
+        for position, index in enumerate(made.written, len(made.outputs)):
+            slot, meta = made.inputs[index]
+            root = self.root.get(slot, slot)
+            self.writer[root], self.wrote[root] = packed(node, position), meta
         self.positions[node] = made.position
 
     def _data(self, slot: int, meta: int) -> int:

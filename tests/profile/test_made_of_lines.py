@@ -45,6 +45,30 @@ def test_L13_optimizers_whose_steps_are_on_one_line_are_as_many(how, first, seco
     assert (row["instances"], row["calls"], row["attributes"]["kind"]) == (2, 2 * STEPS, kinds)
 
 
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize(("kind", "options"), [
+    (_O.SGD, {}), (_O.SGD, {"momentum": 0.9}), (_O.Adam, {}), (_O.AdamW, {"amsgrad": True}), (_O.Adagrad, {}),
+])  # fmt: skip
+def test_L13_fused_steps_are_updates_with_and_without_a_gradient_scaler(how, kind, options, scaled):
+    """In an estimate, those of SGD and Adagrad were none: what a call writes that is not recorded was lost."""
+
+    def program() -> None:
+        model = nn.Linear(4, 2)
+        optimizer, scaler = (
+            kind(model.parameters(), 0.1, fused=True, **options),
+            torch.amp.GradScaler("cpu", enabled=scaled),
+        )
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(3, 4)).square().sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    row = patterns(how, program)["optimizer update"]
+    assert (row["instances"], row["calls"], row["attributes"]["kind"]) == (1, STEPS, kind.__name__)
+
+
 def test_L13_what_no_pattern_is_stays_none_beside_an_optimizer_on_its_line():
     """What SparseAdam computes was Adagrad's."""
     with Profiler(whole=True) as seen:

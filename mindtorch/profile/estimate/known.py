@@ -332,7 +332,7 @@ def run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: C
     with _ledger.Making(name):
         out = _run(info, args, kwargs, inputs, without_data)
     if unrecorded is not None:
-        unrecorded.append(Unrecorded.of(position, info.func, args, kwargs, out))
+        unrecorded.append(Unrecorded.of(position, info, args, kwargs, out))
     if found is not None:
         ran[name] = (*found, _plain(out))
         if inputs and all(t.is_cpu for t in inputs):
