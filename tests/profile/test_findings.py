@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,7 @@ Report = dict[str, Any]
 _HERE = Path(__file__)
 
 
-@pytest.fixture(autouse=True)
-def precision() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    yield
-    torch.set_float32_matmul_precision(before)
+pytestmark = pytest.mark.usefixtures("as_it_was")
 
 
 def line_of(text: str, file: Path = _HERE) -> int:

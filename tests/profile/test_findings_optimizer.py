@@ -11,15 +11,13 @@ import torch
 from torch import nn
 
 from mindtorch.profile.report import findings
-from tests.profile.test_findings import estimated, ids, measured, precision, rows_of, the
-
-__all__ = ["precision"]  # a fixture of all tests here
+from tests.profile.test_findings import estimated, ids, measured, rows_of, the
 
 _HERE = Path(__file__)
 
 
 @pytest.fixture(autouse=True)
-def any_time_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+def any_time_matters(as_it_was: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A quick machine takes less time for these programs than a finding must tell of."""
     monkeypatch.setattr(findings, "_BRIEF", 0.0)
 

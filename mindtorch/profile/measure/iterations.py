@@ -6,7 +6,8 @@ training, an iteration is a round of models: it ends as one is called without gr
 Such calls within training (a teacher, an evaluation) end nothing; rounds of them before it (data that a model makes, a
 first evaluation) are no part of its first iteration.
 
-Threads that run models at the same time have a loop each: the iterations are those of the thread that was there first.
+Threads that train at the same time have a loop each: the iterations are those of the thread that was there first. Those
+that answer requests have one together.
 """
 
 from __future__ import annotations
@@ -114,13 +115,13 @@ class OneLoop:
     """Told about every mark of the program's and its thread, in order: does it belong to the loop that is counted?"""
 
     def __init__(self) -> None:
-        self.aside: set[int] = set()  # threads that run something while one does that was there before
+        self.aside: set[int] = set()  # threads that train while one does that was there before
         self._known: dict[int, int] = {}  # threads, in the order in which they came
         self._runs: defaultdict[int, set[tuple[str, int]]] = defaultdict(set)  # by thread: the calls and steps it is in
         self._told: list[tuple[int, tuple[str, int, int]]] = []  # the first marks, with their threads
 
     def counts(self, kind: str, which: int, thread: int) -> bool:
-        """Whether it does."""
+        """Whether it does. kind: as `Collector` has them, "call" for what is entered without gradients."""
         if thread in self.aside:
             return False
         self._known.setdefault(thread, len(self._known))

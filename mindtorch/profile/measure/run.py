@@ -160,18 +160,18 @@ class Run:
     def _follow(self, kind: str, at: int, which: int) -> None:
         """A mark of the program's: an outermost call, a backward pass or an optimizer's step, in this thread."""
         loop, thread, apart = self.iterations, threading.get_ident(), len(self._loop.aside)
+        kind = "call" if kind == "enter" and not torch.is_grad_enabled() else kind
         belongs = self._loop.counts(kind, which, thread)
         if len(self._loop.aside) > apart:
             loop.again(self._loop.told())
         if not belongs:
             self.stepped[self._stage] += kind == "step begins"
             return
-        if kind != "enter" or not torch.is_grad_enabled():
-            self._loop.note(thread, "call" if kind == "enter" else kind, which, at)
-        if kind == "enter":
+        self._loop.note(thread, kind, which, at)
+        if kind in ("enter", "call"):
             if self._stage in ("import", "init"):
                 self._begin_stage("warmup" if self.warmup else "main", at)
-            if not torch.is_grad_enabled() and loop.calls(which, at):
+            if kind == "call" and loop.calls(which, at):
                 self._iteration_ended(at)
         elif kind == "backward":
             if self._stage in ("import", "init") and context.trained_in_constructors() > self._in_constructors:

@@ -88,7 +88,7 @@ class Looked:
         """ "12 calls an iteration" of so many in all; without these words, of all, in a program that has no iterations,
         or several loops at once."""
         loop = self.report["steps"]
-        if not loop["count"] or loop["threads_aside"]:
+        if not loop["count"] or loop.get("threads_aside"):
             return f"{count:,.0f} {what}"
         return f"{count / self.steps():,.0f} {what} an iteration"
 

@@ -191,7 +191,7 @@ class Recording:
     optimizers: Mapping[type, bool] = field(default_factory=dict)
     stepped: Mapping[str, int] = field(default_factory=dict)  # by stage, steps of optimizers
     differentiates_twice: bool = False  # some backward pass had a graph of its own
-    loops_aside: int = 0  # threads that ran models at the same time as the one whose iterations are counted
+    loops_aside: int = 0  # threads that trained at the same time as the one whose iterations are counted
     handed_on: int = 0  # ops of a class of tensors with a `__torch_function__`, about
     loaded: Loaded | None = None  # of a measured run
     generated: Callable[[str], dict[str, Any] | None] = lambda stage: None  # of a stage: see `generation.Generated`
