@@ -52,7 +52,7 @@ NEAREST = {
     " profile/test_surroundings.py profile/test_waiting.py profile/test_looked.py profile/test_waiting_shared.py",
     "_ext/context.pyx": "ext/test_context.py semantics profile/test_nested.py",
     "_ext/dispatch.pyx": "ext/test_dispatch.py test_lazy_tensor.py",
-    "_ext/divided.pyx": "remote/test_placing.py",
+    "_ext/divided.pyx": "remote/test_divided.py remote/test_placing.py",
     "_ext/encoder.pyx": "remote/test_wire.py remote/test_messages.py",
     "_ext/forms.pyx": "test_passes.py test_segment_hooks.py test_cache.py",
     "_ext/frames.pyx": "remote/test_wire.py remote/test_checks.py",
@@ -74,13 +74,13 @@ NEAREST = {
     "_ext/lazy.pyx": "ext/test_tape.py test_lazy_tensor.py test_limits.py test_incremental.py test_failures.py",
     "_ext/ledger.pyx": "ext/test_ledger.py profile/test_memory_estimate.py estimate/test_estimating.py"
     " conformance/test_estimate.py",
-    "_ext/location.pyx": "ext/test_context.py profile/test_lines.py",
+    "_ext/location.pyx": "ext/test_location.py ext/test_context.py profile/test_lines.py",
     "_ext/looking.pyx": "profile/test_waiting.py profile/test_lines.py",
     "_ext/op*.pyx": "profile/test_report.py",
     "_ext/overlap.pyx": "test_lazy_overlap.py",
     "_ext/paths.pyx": "ext/test_context.py semantics profile/test_owners.py",
-    "_ext/pool.pyx": "npu/test_streams.py npu/test_events.py npu/test_memory.py npu/test_failing_calls.py"
-    " npu/test_cann_releases.py",
+    "_ext/pool.pyx": "npu/test_binding.py npu/test_streams.py npu/test_events.py npu/test_memory.py"
+    " npu/test_failing_calls.py npu/test_cann_releases.py",
     "_ext/registry.pyx": "test_lazy_operators.py test_lazy_surroundings.py",
     "_ext/replay.pyx": "test_execute.py test_lazy_autograd_writes.py test_failures.py test_cache.py test_passes.py",
     "_ext/rowtable.pyx": "profile/test_rows.py profile/test_times_apart.py profile/test_report.py",
@@ -92,7 +92,8 @@ NEAREST = {
     "_ext/template.pyx": "ext/test_tables.py test_lazy_products.py test_lazy_tensor.py",
     "_ext/timeline.pyx": "profile/test_times_apart.py profile/test_lazy.py profile/test_report.py",
     "_ext/view_chains.pyx": "test_lazy_view_chains.py",
-    "_ext/*.pyx": "ext/test_shapes_of_each.py ext/test_shapes_nearby.py ext/test_shapes.py test_meta.py",
+    "_ext/*.pyx": "ext/test_shapes_numbers.py ext/test_shapes_of_each.py ext/test_shapes_nearby.py ext/test_shapes.py"
+    " test_meta.py",
     "engine/cache/*": "test_cache_names.py test_cache.py",
     "engine/execute/across.py engine/execute/cuda.py": "test_execute_cuda.py",
     "engine/execute/ambient.py": "remote/test_settings.py test_cache_names.py test_lazy_modes.py",
