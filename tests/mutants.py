@@ -50,7 +50,7 @@ NEAREST = {
     " profile/test_lazy.py profile/test_as_plain.py profile/test_memory.py profile/test_inclusive.py"
     " profile/test_report.py profile/test_lines.py profile/test_peak.py profile/test_compiling.py"
     " profile/test_surroundings.py profile/test_waiting.py profile/test_looked.py profile/test_waiting_shared.py",
-    "_ext/context.pyx": "ext/test_context.py semantics profile/test_nested.py",
+    "_ext/context.pyx": "ext/test_context_model.py ext/test_context.py semantics profile/test_nested.py",
     "_ext/dispatch.pyx": "ext/test_dispatch.py test_lazy_tensor.py",
     "_ext/divided.pyx": "remote/test_divided.py remote/test_placing.py",
     "_ext/encoder.pyx": "remote/test_wire.py remote/test_messages.py",
@@ -78,7 +78,7 @@ NEAREST = {
     "_ext/looking.pyx": "profile/test_waiting.py profile/test_lines.py",
     "_ext/op*.pyx": "profile/test_report.py",
     "_ext/overlap.pyx": "test_lazy_overlap.py",
-    "_ext/paths.pyx": "ext/test_context.py semantics profile/test_owners.py",
+    "_ext/paths.pyx": "ext/test_context.py ext/test_context_model.py semantics profile/test_owners.py",
     "_ext/pool.pyx": "npu/test_binding.py npu/test_streams.py npu/test_events.py npu/test_memory.py"
     " npu/test_failing_calls.py npu/test_cann_releases.py",
     "_ext/registry.pyx": "test_lazy_operators.py test_lazy_surroundings.py",
