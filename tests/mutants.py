@@ -132,6 +132,7 @@ NEAREST = {
     "engine/remote/child.py engine/remote/pipe.py engine/remote/hello.py": "remote/test_pipe.py",
     "engine/remote/failing.py": "remote/test_lost_writes.py remote/test_loopback.py",
     "engine/remote/contents.py engine/remote/progress.py": "remote/test_files.py",
+    "engine/remote/replies.py": "remote/test_answers.py remote/test_replies.py remote/test_loopback.py",
     "engine/remote/lineage.py": "cluster/test_lineage.py",
     "engine/remote/*": "remote/test_loopback.py remote/test_messages.py remote/test_overlap.py remote/test_settings.py"
     " remote/test_changing.py",
