@@ -71,7 +71,8 @@ NEAREST = {
     "_ext/labels.pyx": "profile/test_inclusive.py profile/test_times_apart.py",
     "_ext/layout.pyx": "ext/test_shapes_of_each.py ext/test_shapes_nearby.py ext/test_shapes.py"
     " test_lazy_layouts.py test_meta.py",
-    "_ext/lazy.pyx": "ext/test_tape.py test_lazy_tensor.py test_limits.py test_incremental.py test_failures.py",
+    "_ext/lazy.pyx": "ext/test_tape.py test_lazy_tensor.py test_limits.py test_incremental.py test_failures.py"
+    " estimate/test_known.py",
     "_ext/ledger.pyx": "ext/test_ledger.py profile/test_memory_estimate.py estimate/test_estimating.py"
     " conformance/test_estimate.py",
     "_ext/location.pyx": "ext/test_location.py ext/test_context.py profile/test_lines.py",
@@ -155,7 +156,7 @@ CAST = re.compile(r"<\s*[A-Za-z_][\w. ]*[* ]*\??>")
 #: ours make room for, the length of an array that is declared, and the length that memory is about to grow to.
 ROOMY = re.compile(
     r"\b(malloc|calloc|realloc|_?room|reserve)\(([^()/-]|\(([^()/-]|\([^()/-]*\))*\))*(\)|$)"
-    r"|^\s*cdef \w+ \*?\w+\[\d+\]|^\s*(cdef (size_t|uint32_t) )?cap = [^/]+$"
+    r"|^\s*cdef \w+ \*?\w+\[\d+\]|^\s*(cdef (size_t|uint32_t) )?cap = [^/]+$|^\s*wanted = max\([^/]+$"
 )
 #: What a function in C gives where it raises.
 RAISES = re.compile(r"\bexcept\s?\??\s?-?\s?\d+( nogil)?:$")
