@@ -54,25 +54,25 @@ NEAREST = {
     "_ext/dispatch.pyx": "ext/test_dispatch.py test_lazy_tensor.py",
     "_ext/divided.pyx": "remote/test_divided.py remote/test_placing.py",
     "_ext/encoder.pyx": "remote/test_wire.py remote/test_messages.py",
-    "_ext/forms.pyx": "test_passes.py test_segment_hooks.py test_cache.py",
+    "_ext/forms.pyx": "test_passes.py test_segment_hooks.py test_cache.py programs/test_passes.py",
     "_ext/frames.pyx": "remote/test_wire.py remote/test_checks.py",
     "_ext/function_entries.pyx": "test_lazy_function_entries.py test_lazy_methods.py",
     "_ext/guards.pyx": "ext/test_guards.py test_lazy_modes.py test_lazy_transforms.py",
     "_ext/hits.pyx": "profile/test_hits.py",
     "_ext/hooks.pyx": "test_lazy_surroundings.py test_lazy_creation.py test_lazy_wrappers.py",
     "_ext/intercept.pyx": "test_lazy_tensor.py test_lazy_function_entries.py test_lazy_modes.py"
-    " test_lazy_autograd_writes.py test_lazy_mistakes.py test_lazy_eager.py",
+    " test_lazy_autograd_writes.py test_lazy_mistakes.py test_lazy_eager.py programs/test_programs.py",
     "_ext/in_flight.pyx": "npu/test_failing_calls.py",
-    "_ext/intern.pyx": "ext/test_tape.py ext/test_tables.py test_lazy_tensor.py",
+    "_ext/intern.pyx": "ext/test_tape.py ext/test_tables.py test_lazy_tensor.py programs/test_programs.py",
     "_ext/interpreter.pyx": "ext/test_interpreter.py ext/test_context.py",
     "_ext/kept_wrappers.pyx": "test_lazy_kept_wrappers.py",
     "_ext/keys.pyx": "test_lazy_function_entries.py test_lazy_products.py test_lazy_floats.py test_lazy_mistakes.py"
-    " ext/test_tables.py",
+    " ext/test_tables.py programs/test_programs.py",
     "_ext/labels.pyx": "profile/test_inclusive.py profile/test_times_apart.py",
     "_ext/layout.pyx": "ext/test_shapes_of_each.py ext/test_shapes_nearby.py ext/test_shapes.py"
-    " test_lazy_layouts.py test_meta.py",
+    " test_lazy_layouts.py test_meta.py programs/test_programs.py",
     "_ext/lazy.pyx": "ext/test_tape.py test_lazy_tensor.py test_limits.py test_incremental.py test_failures.py"
-    " estimate/test_known.py",
+    " estimate/test_known.py programs/test_programs.py",
     "_ext/ledger.pyx": "ext/test_ledger.py profile/test_memory_estimate.py estimate/test_estimating.py"
     " conformance/test_estimate.py",
     "_ext/location.pyx": "ext/test_location.py ext/test_context.py profile/test_lines.py",
@@ -83,14 +83,16 @@ NEAREST = {
     "_ext/pool.pyx": "npu/test_binding.py npu/test_streams.py npu/test_events.py npu/test_memory.py"
     " npu/test_failing_calls.py npu/test_cann_releases.py",
     "_ext/registry.pyx": "test_lazy_operators.py test_lazy_surroundings.py",
-    "_ext/replay.pyx": "test_execute.py test_lazy_autograd_writes.py test_failures.py test_cache.py test_passes.py",
+    "_ext/replay.pyx": "test_execute.py test_lazy_autograd_writes.py test_failures.py test_cache.py test_passes.py"
+    " programs/test_programs.py",
     "_ext/rowtable.pyx": "profile/test_rows.py profile/test_times_apart.py profile/test_report.py",
     "_ext/sampler.pyx": "profile/test_waiting.py profile/test_lines.py",
     "_ext/signals.pyx": "test_signals.py",
     "_ext/standin.pyx": "ext/test_standin.py test_lazy_surroundings.py",
     "_ext/streams.pyx": "npu/test_streams.py npu/test_events.py",
-    "_ext/tape.pyx": "ext/test_tape.py test_execute.py test_incremental.py test_failures.py ext/test_tables.py",
-    "_ext/template.pyx": "ext/test_tables.py test_lazy_products.py test_lazy_tensor.py",
+    "_ext/tape.pyx": "ext/test_tape.py test_execute.py test_incremental.py test_failures.py ext/test_tables.py"
+    " programs/test_programs.py",
+    "_ext/template.pyx": "ext/test_tables.py test_lazy_products.py test_lazy_tensor.py programs/test_programs.py",
     "_ext/timeline.pyx": "profile/test_times_apart.py profile/test_lazy.py profile/test_report.py",
     "_ext/view_chains.pyx": "test_lazy_view_chains.py",
     "_ext/*.pyx": "ext/test_shapes_numbers.py ext/test_shapes_of_each.py ext/test_shapes_nearby.py ext/test_shapes.py"
@@ -103,13 +105,14 @@ NEAREST = {
     "engine/execute/tensors.py": "test_lazy_tensor.py test_lazy_methods.py test_lazy_modules.py test_lazy_storage.py",
     "engine/execute/mapped_files.py": "remote/test_files.py test_lazy_safetensors.py",
     "engine/execute/machine.py": "test_lazy_devices.py test_limits.py",
-    "engine/execute/*": "test_execute.py test_incremental.py test_failures.py test_limits.py",
-    "engine/passes/*": "test_passes.py test_passes_functions.py",
+    "engine/execute/*": "test_execute.py test_incremental.py test_failures.py test_limits.py programs/test_programs.py",
+    "engine/passes/*": "test_passes.py test_passes_functions.py programs/test_passes.py",
     "engine/record/arguments.py engine/record/eager.py": "test_lazy_operators.py test_lazy_eager.py"
-    " test_lazy_autograd_writes.py",
+    " test_lazy_autograd_writes.py programs/test_programs.py",
     "engine/record/gradients.py engine/record/inside.py": "test_lazy_autograd.py test_lazy_transforms.py",
     "engine/record/handlers.py": "test_lazy_tensor.py test_lazy_creation.py test_lazy_methods.py test_lazy_storage.py"
-    " test_lazy_late_errors.py test_lazy_operators.py test_lazy_autograd.py estimate/test_known.py",
+    " test_lazy_late_errors.py test_lazy_operators.py test_lazy_autograd.py estimate/test_known.py"
+    " programs/test_programs.py",
     "engine/record/meeting.py": "test_lazy_meeting.py cli/test_cli_run_devices.py",
     "engine/record/intercept.py": "test_lazy_function_entries.py test_lazy_meeting.py test_lazy_tensor.py"
     " test_lazy_transforms.py"
@@ -120,7 +123,7 @@ NEAREST = {
     "engine/record/lists.py": "remote/test_placing.py remote/test_spread.py",
     "engine/record/sequences.py engine/record/seen.py": "test_lazy_sequences.py",
     "engine/record/predict.py": "test_lazy_modules.py test_lazy_products.py test_lazy_layouts.py test_lazy_mistakes.py"
-    " test_lazy_late_errors.py test_lazy_operators.py",
+    " test_lazy_late_errors.py test_lazy_operators.py programs/test_programs.py",
     "engine/record/shrink.py": "test_lazy_small_copies.py test_lazy_layouts.py test_lazy_late_errors.py",
     "engine/record/*": "test_lazy_layouts.py test_lazy_mistakes.py test_lazy_late_errors.py test_lazy_operators.py",
     "engine/remote/cuts.py": "remote/test_cut_numbers.py remote/test_cuts.py remote/test_placing.py",
