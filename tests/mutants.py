@@ -76,7 +76,7 @@ NEAREST = {
     "_ext/ledger.pyx": "ext/test_ledger.py profile/test_memory_estimate.py estimate/test_estimating.py"
     " conformance/test_estimate.py",
     "_ext/location.pyx": "ext/test_location.py ext/test_context.py profile/test_lines.py",
-    "_ext/looking.pyx": "profile/test_waiting.py profile/test_lines.py",
+    "_ext/looking.pyx": "profile/test_waiting.py profile/test_lines.py profile/test_data_loading.py",
     "_ext/op*.pyx": "profile/test_report.py",
     "_ext/overlap.pyx": "test_lazy_overlap.py",
     "_ext/paths.pyx": "ext/test_context.py ext/test_context_model.py semantics profile/test_owners.py",
