@@ -169,6 +169,10 @@ MAY_RAISE = re.compile(
 )
 
 
+#: What a function in C hashes: of equal keys it must be equal, and whatever else it is, the tables find them.
+HASHES = re.compile(r"^( *)cdef (?:inline )?uint\d+_t \w*hash\([^\n]*:\n((?:\1 .*\n|\n)*)", re.M)
+
+
 class Mutant(NamedTuple):
     """A token of a file, and what it becomes."""
 
@@ -204,13 +208,22 @@ def all_is_well(text: str) -> set[int]:
     return found
 
 
+def hashed(text: str) -> set[int]:
+    """Lines of functions that hash."""
+    found: set[int] = set()
+    for function in HASHES.finditer(text):
+        first = text.count("\n", 0, function.start(2)) + 1
+        found.update(range(first, first + function[2].count("\n")))
+    return found
+
+
 def mutants(path: str) -> Iterator[Mutant]:
     """All of a file, in Python or Cython: what tokens may become. Declarations have none worth a try, and nothing
     depends on whether `zip` looks at what is as long as it must be."""
     text = (ROOT / path).read_text()
     lines = text.splitlines()
     before = two_before = ""
-    unread = all_is_well(text)
+    unread, hashes = all_is_well(text), hashed(text)
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         whole = lines[min(token.start[0], len(lines)) - 1]
         line = whole.strip()
@@ -218,6 +231,7 @@ def mutants(path: str) -> Iterator[Mutant]:
         declares |= token.string == "|" and re.search(r"\| None\b|^(async )?def |->", line) is not None
         declares |= (two_before, before) == ("strict", "=")
         declares |= any(at.start() <= token.start[1] < at.end() for p in (CAST, RAISES) for at in p.finditer(whole))
+        declares |= token.start[0] in hashes
         new = None
         if token.type == tokenize.NUMBER and token.string.isdigit():
             declares |= token.start[0] in unread
