@@ -127,7 +127,8 @@ NEAREST = {
     "engine/record/shrink.py": "test_lazy_small_copies.py test_lazy_layouts.py test_lazy_late_errors.py",
     "engine/record/*": "test_lazy_layouts.py test_lazy_mistakes.py test_lazy_late_errors.py test_lazy_operators.py",
     "engine/remote/cuts.py": "remote/test_cut_numbers.py remote/test_cuts.py remote/test_placing.py",
-    "engine/remote/placing.py engine/remote/division.py engine/remote/unplaced.py": "remote/test_placing.py",
+    "engine/remote/division.py": "remote/test_division.py remote/test_placing.py",
+    "engine/remote/placing.py engine/remote/unplaced.py": "remote/test_placing.py",
     "engine/remote/spread.py": "remote/test_spread.py",
     "engine/remote/functions.py": "remote/test_functions.py remote/test_wire.py remote/test_loopback.py"
     " remote/test_checks.py",
