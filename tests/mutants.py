@@ -117,7 +117,7 @@ NEAREST = {
     "engine/record/intercept.py": "test_lazy_function_entries.py test_lazy_meeting.py test_lazy_tensor.py"
     " test_lazy_transforms.py"
     " test_lazy_operators.py test_lazy_modes.py",
-    "engine/record/meta.py": "test_meta.py",
+    "engine/record/meta.py": "test_meta.py estimate/test_type_as.py",
     "engine/record/mixing.py engine/record/placed.py": "test_lazy_joined.py test_lazy_sparse.py"
     " conformance/test_mixing.py test_lazy_mistakes.py",
     "engine/record/lists.py": "remote/test_placing.py remote/test_spread.py",
