@@ -280,3 +280,20 @@ def test_S5_a_record_is_told_of_until_it_has_run() -> None:
     for ask in (main.floats, main.describe):
         with pytest.raises(KeyError, match=f"record {before + 1} has run or was dropped"):
             ask(before + 1)
+
+
+def test_C4_only_tensors_without_data_have_memory_beside_them() -> None:
+    """A value that was computed is no such memory, and neither is what nobody has kept."""
+    x = torch.ones(2, device=LAZY)
+    assert not lazy.is_kept(x._handle)  # type: ignore[attr-defined]
+    x.cpu()
+    assert not lazy.is_kept(x._handle)  # type: ignore[attr-defined]
+    without = mindtorch.empty(2, device="meta")
+    assert not lazy.is_kept(without._handle)
+    view = without[1:]
+    lazy.keep(without._handle, torch.tensor([3.0, 4.0]))
+    assert lazy.is_kept(without._handle) and lazy.is_kept(view._handle)
+    assert lazy.kept(without._handle).tolist() == [3.0, 4.0] and lazy.kept(view._handle).tolist() == [4.0]
+    with pytest.raises(ValueError, match="expected a tensor without data, got a lazy one"):
+        lazy.keep(x._handle, torch.ones(2))  # type: ignore[attr-defined]
+    assert x.tolist() == [1.0, 1.0]
