@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -182,3 +183,35 @@ def test_L9_functions_that_hand_calls_of_torch_on_are_no_places_and_are_counted(
         id = own(function, look)[0]
         assert location.location(id) == (f"{OWN}hands.py", 3, "own")
         assert location.handed_on() == before + 2 * more  # the place is looked for twice
+
+
+FIRST = """
+from mindtorch._ext import location
+
+def made(k):
+    names = {}
+    exec(compile(f"def f{k}(first, *rest): return first(*rest)", f"first{k}.py", "exec"), names)
+    return names[f"f{k}"]
+
+functions = [made(k) for k in range(3000)]
+for wanted in (0, 1):
+    location.chains_wanted(wanted)
+    looked = []
+    for _ in range(2):
+        looked.append(([function(location.get_location) for function in functions], location.location_count()))
+    found = looked[0][0]
+    assert looked[0] == looked[1] and len(set(found)) == 3000
+    assert [location.location(id) for id in found] == [(f"first{k}.py", 1, f"f{k}") for k in range(3000)]
+    assert all(location.location(location.chain(id)[0])[0] == f"first{k}.py" for k, id in enumerate(found))
+location.configure((), ("first0.py", "first7.py"))
+assert [k for k, id in enumerate(found) if not location.is_own(id)] == [0, 7]
+location.configure(("first0.py", "first7.py"))
+seen = [location.chain(function(location.get_location))[0] for function in functions]
+assert [k for k, id in enumerate(seen) if id != location.chain(found[k])[0]] == [0, 7]
+"""
+
+
+def test_L9_the_first_places_of_a_process_are_found_again_too() -> None:
+    """In tables that have grown since."""
+    done = subprocess.run([sys.executable, "-c", FIRST], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
