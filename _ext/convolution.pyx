@@ -12,14 +12,14 @@ cdef bint _plain(const Operand *x) noexcept:
 
 
 cdef tuple _expand(value, int n):
-    """An int or a list of 1 or n ints, as n ints; None for anything else."""
+    """An int or a list of 1 or n ints, as n ints; TypeError for anything else."""
     if type(value) is int:
         return (value,) * n
     if type(value) not in (list, tuple) or len(value) not in (1, n):
-        return None
+        raise TypeError(value)
     for item in value:
         if type(item) is not int:
-            return None
+            raise TypeError(item)
     return tuple(value) * n if len(value) == 1 else tuple(value)
 
 
@@ -61,7 +61,7 @@ def convolution(tuple args, dict kwargs, tuple spec):
         return None
     stride, padding = _expand(bound["stride"], n), _expand(bound["padding"], n)
     dilation, extra = _expand(bound["dilation"], n), _expand(bound.get("output_padding", 0), n)
-    if stride is None or padding is None or dilation is None or extra is None or type(bound["groups"]) is not int:
+    if type(bound["groups"]) is not int:
         return None
     groups = bound["groups"]
     c_in = x.size[batch]
@@ -118,8 +118,6 @@ def pooling(tuple args, dict kwargs, tuple spec):
         _expand(bound.get("dilation", 1), n))
     stride = bound["stride"]
     stride = kernel if stride is None or stride == [] or stride == () else _expand(stride, n)
-    if kernel is None or stride is None or padding is None or dilation is None:
-        return None
     if min(kernel) < 1 or min(stride) < 1 or min(padding) < 0 or min(dilation) < 1:
         return None
     first = x.ndim - n
@@ -145,7 +143,7 @@ def adaptive_pooling(tuple args, dict kwargs, tuple spec):
     if len(args) != 2 or kwargs or not load(args[0], &x) or not FLOATS >> x.dtype & 1 or not _plain(&x):
         return None
     size = _expand(args[1], n)
-    if size is None or min(size) < 1 or x.ndim not in (n + 1, n + 2):
+    if min(size) < 1 or x.ndim not in (n + 1, n + 2):
         return None
     for i in range(n):
         x.size[x.ndim - n + i] = size[i]

@@ -50,49 +50,53 @@ NEAREST = {
     " profile/test_lazy.py profile/test_as_plain.py profile/test_memory.py profile/test_inclusive.py"
     " profile/test_report.py profile/test_lines.py profile/test_peak.py profile/test_compiling.py"
     " profile/test_surroundings.py profile/test_waiting.py profile/test_looked.py profile/test_waiting_shared.py",
-    "_ext/context.pyx": "ext/test_context.py semantics profile/test_nested.py",
+    "_ext/context.pyx": "ext/test_context_model.py ext/test_context.py semantics profile/test_nested.py",
     "_ext/dispatch.pyx": "ext/test_dispatch.py test_lazy_tensor.py",
-    "_ext/divided.pyx": "remote/test_placing.py",
+    "_ext/divided.pyx": "remote/test_divided.py remote/test_placing.py",
     "_ext/encoder.pyx": "remote/test_wire.py remote/test_messages.py",
-    "_ext/forms.pyx": "test_passes.py test_segment_hooks.py test_cache.py",
+    "_ext/forms.pyx": "test_passes.py test_segment_hooks.py test_cache.py programs/test_passes.py",
     "_ext/frames.pyx": "remote/test_wire.py remote/test_checks.py",
     "_ext/function_entries.pyx": "test_lazy_function_entries.py test_lazy_methods.py",
     "_ext/guards.pyx": "ext/test_guards.py test_lazy_modes.py test_lazy_transforms.py",
     "_ext/hits.pyx": "profile/test_hits.py",
     "_ext/hooks.pyx": "test_lazy_surroundings.py test_lazy_creation.py test_lazy_wrappers.py",
     "_ext/intercept.pyx": "test_lazy_tensor.py test_lazy_function_entries.py test_lazy_modes.py"
-    " test_lazy_autograd_writes.py test_lazy_mistakes.py test_lazy_eager.py",
+    " test_lazy_autograd_writes.py test_lazy_mistakes.py test_lazy_eager.py programs/test_programs.py",
     "_ext/in_flight.pyx": "npu/test_failing_calls.py",
-    "_ext/intern.pyx": "ext/test_tape.py ext/test_tables.py test_lazy_tensor.py",
+    "_ext/intern.pyx": "ext/test_tape.py ext/test_tables.py test_lazy_tensor.py programs/test_programs.py",
     "_ext/interpreter.pyx": "ext/test_interpreter.py ext/test_context.py",
     "_ext/kept_wrappers.pyx": "test_lazy_kept_wrappers.py",
     "_ext/keys.pyx": "test_lazy_function_entries.py test_lazy_products.py test_lazy_floats.py test_lazy_mistakes.py"
-    " ext/test_tables.py",
+    " ext/test_tables.py programs/test_programs.py",
     "_ext/labels.pyx": "profile/test_inclusive.py profile/test_times_apart.py",
     "_ext/layout.pyx": "ext/test_shapes_of_each.py ext/test_shapes_nearby.py ext/test_shapes.py"
-    " test_lazy_layouts.py test_meta.py",
-    "_ext/lazy.pyx": "ext/test_tape.py test_lazy_tensor.py test_limits.py test_incremental.py test_failures.py",
+    " test_lazy_layouts.py test_meta.py programs/test_programs.py",
+    "_ext/lazy.pyx": "ext/test_tape.py test_lazy_tensor.py test_limits.py test_incremental.py test_failures.py"
+    " estimate/test_known.py programs/test_programs.py",
     "_ext/ledger.pyx": "ext/test_ledger.py profile/test_memory_estimate.py estimate/test_estimating.py"
     " conformance/test_estimate.py",
-    "_ext/location.pyx": "ext/test_context.py profile/test_lines.py",
-    "_ext/looking.pyx": "profile/test_waiting.py profile/test_lines.py",
+    "_ext/location.pyx": "ext/test_location.py ext/test_context.py profile/test_lines.py",
+    "_ext/looking.pyx": "profile/test_waiting.py profile/test_lines.py profile/test_data_loading.py",
     "_ext/op*.pyx": "profile/test_report.py",
     "_ext/overlap.pyx": "test_lazy_overlap.py",
-    "_ext/paths.pyx": "ext/test_context.py semantics profile/test_owners.py",
-    "_ext/pool.pyx": "npu/test_streams.py npu/test_events.py npu/test_memory.py npu/test_failing_calls.py"
-    " npu/test_cann_releases.py",
+    "_ext/paths.pyx": "ext/test_context.py ext/test_context_model.py semantics profile/test_owners.py",
+    "_ext/pool.pyx": "npu/test_binding.py npu/test_streams.py npu/test_events.py npu/test_memory.py"
+    " npu/test_failing_calls.py npu/test_cann_releases.py",
     "_ext/registry.pyx": "test_lazy_operators.py test_lazy_surroundings.py",
-    "_ext/replay.pyx": "test_execute.py test_lazy_autograd_writes.py test_failures.py test_cache.py test_passes.py",
+    "_ext/replay.pyx": "test_execute.py test_lazy_autograd_writes.py test_failures.py test_cache.py test_passes.py"
+    " programs/test_programs.py",
     "_ext/rowtable.pyx": "profile/test_rows.py profile/test_times_apart.py profile/test_report.py",
     "_ext/sampler.pyx": "profile/test_waiting.py profile/test_lines.py",
     "_ext/signals.pyx": "test_signals.py",
     "_ext/standin.pyx": "ext/test_standin.py test_lazy_surroundings.py",
     "_ext/streams.pyx": "npu/test_streams.py npu/test_events.py",
-    "_ext/tape.pyx": "ext/test_tape.py test_execute.py test_incremental.py test_failures.py ext/test_tables.py",
-    "_ext/template.pyx": "ext/test_tables.py test_lazy_products.py test_lazy_tensor.py",
+    "_ext/tape.pyx": "ext/test_tape.py test_execute.py test_incremental.py test_failures.py ext/test_tables.py"
+    " programs/test_programs.py",
+    "_ext/template.pyx": "ext/test_tables.py test_lazy_products.py test_lazy_tensor.py programs/test_programs.py",
     "_ext/timeline.pyx": "profile/test_times_apart.py profile/test_lazy.py profile/test_report.py",
     "_ext/view_chains.pyx": "test_lazy_view_chains.py",
-    "_ext/*.pyx": "ext/test_shapes_of_each.py ext/test_shapes_nearby.py ext/test_shapes.py test_meta.py",
+    "_ext/*.pyx": "ext/test_shapes_numbers.py ext/test_shapes_of_each.py ext/test_shapes_nearby.py ext/test_shapes.py"
+    " test_meta.py",
     "engine/cache/*": "test_cache_names.py test_cache.py",
     "engine/execute/across.py engine/execute/cuda.py": "test_execute_cuda.py",
     "engine/execute/ambient.py": "remote/test_settings.py test_cache_names.py test_lazy_modes.py",
@@ -101,28 +105,30 @@ NEAREST = {
     "engine/execute/tensors.py": "test_lazy_tensor.py test_lazy_methods.py test_lazy_modules.py test_lazy_storage.py",
     "engine/execute/mapped_files.py": "remote/test_files.py test_lazy_safetensors.py",
     "engine/execute/machine.py": "test_lazy_devices.py test_limits.py",
-    "engine/execute/*": "test_execute.py test_incremental.py test_failures.py test_limits.py",
-    "engine/passes/*": "test_passes.py test_passes_functions.py",
+    "engine/execute/*": "test_execute.py test_incremental.py test_failures.py test_limits.py programs/test_programs.py",
+    "engine/passes/*": "test_passes.py test_passes_functions.py programs/test_passes.py",
     "engine/record/arguments.py engine/record/eager.py": "test_lazy_operators.py test_lazy_eager.py"
-    " test_lazy_autograd_writes.py",
+    " test_lazy_autograd_writes.py programs/test_programs.py",
     "engine/record/gradients.py engine/record/inside.py": "test_lazy_autograd.py test_lazy_transforms.py",
     "engine/record/handlers.py": "test_lazy_tensor.py test_lazy_creation.py test_lazy_methods.py test_lazy_storage.py"
-    " test_lazy_late_errors.py test_lazy_operators.py test_lazy_autograd.py estimate/test_known.py",
+    " test_lazy_late_errors.py test_lazy_operators.py test_lazy_autograd.py estimate/test_known.py"
+    " programs/test_programs.py",
     "engine/record/meeting.py": "test_lazy_meeting.py cli/test_cli_run_devices.py",
     "engine/record/intercept.py": "test_lazy_function_entries.py test_lazy_meeting.py test_lazy_tensor.py"
     " test_lazy_transforms.py"
     " test_lazy_operators.py test_lazy_modes.py",
-    "engine/record/meta.py": "test_meta.py",
+    "engine/record/meta.py": "test_meta.py estimate/test_type_as.py",
     "engine/record/mixing.py engine/record/placed.py": "test_lazy_joined.py test_lazy_sparse.py"
     " conformance/test_mixing.py test_lazy_mistakes.py",
     "engine/record/lists.py": "remote/test_placing.py remote/test_spread.py",
     "engine/record/sequences.py engine/record/seen.py": "test_lazy_sequences.py",
     "engine/record/predict.py": "test_lazy_modules.py test_lazy_products.py test_lazy_layouts.py test_lazy_mistakes.py"
-    " test_lazy_late_errors.py test_lazy_operators.py",
+    " test_lazy_late_errors.py test_lazy_operators.py programs/test_programs.py",
     "engine/record/shrink.py": "test_lazy_small_copies.py test_lazy_layouts.py test_lazy_late_errors.py",
     "engine/record/*": "test_lazy_layouts.py test_lazy_mistakes.py test_lazy_late_errors.py test_lazy_operators.py",
     "engine/remote/cuts.py": "remote/test_cut_numbers.py remote/test_cuts.py remote/test_placing.py",
-    "engine/remote/placing.py engine/remote/division.py engine/remote/unplaced.py": "remote/test_placing.py",
+    "engine/remote/division.py": "remote/test_division.py remote/test_placing.py",
+    "engine/remote/placing.py engine/remote/unplaced.py": "remote/test_placing.py",
     "engine/remote/spread.py": "remote/test_spread.py",
     "engine/remote/functions.py": "remote/test_functions.py remote/test_wire.py remote/test_loopback.py"
     " remote/test_checks.py",
@@ -131,6 +137,7 @@ NEAREST = {
     "engine/remote/child.py engine/remote/pipe.py engine/remote/hello.py": "remote/test_pipe.py",
     "engine/remote/failing.py": "remote/test_lost_writes.py remote/test_loopback.py",
     "engine/remote/contents.py engine/remote/progress.py": "remote/test_files.py",
+    "engine/remote/replies.py": "remote/test_answers.py remote/test_replies.py remote/test_loopback.py",
     "engine/remote/lineage.py": "cluster/test_lineage.py",
     "engine/remote/*": "remote/test_loopback.py remote/test_messages.py remote/test_overlap.py remote/test_settings.py"
     " remote/test_changing.py",
@@ -153,7 +160,7 @@ CAST = re.compile(r"<\s*[A-Za-z_][\w. ]*[* ]*\??>")
 #: ours make room for, the length of an array that is declared, and the length that memory is about to grow to.
 ROOMY = re.compile(
     r"\b(malloc|calloc|realloc|_?room|reserve)\(([^()/-]|\(([^()/-]|\([^()/-]*\))*\))*(\)|$)"
-    r"|^\s*cdef \w+ \*?\w+\[\d+\]|^\s*(cdef (size_t|uint32_t) )?cap = [^/]+$"
+    r"|^\s*cdef \w+ \*?\w+\[\d+\]|^\s*(cdef (size_t|uint32_t) )?cap = [^/]+$|^\s*wanted = max\([^/]+$"
 )
 #: What a function in C gives where it raises.
 RAISES = re.compile(r"\bexcept\s?\??\s?-?\s?\d+( nogil)?:$")
@@ -161,6 +168,10 @@ RAISES = re.compile(r"\bexcept\s?\??\s?-?\s?\d+( nogil)?:$")
 MAY_RAISE = re.compile(
     r"^( *)cdef (inline )?int [^\n]*(?:\n[^\n]*[^:\n])*?\) except -1( nogil)?:\n((?:\1 .*\n|\n)*)", re.M
 )
+
+
+#: What a function in C hashes: of equal keys it must be equal, and whatever else it is, the tables find them.
+HASHES = re.compile(r"^( *)cdef (?:inline )?uint\d+_t \w*hash\([^\n]*:\n((?:\1 .*\n|\n)*)", re.M)
 
 
 class Mutant(NamedTuple):
@@ -198,13 +209,22 @@ def all_is_well(text: str) -> set[int]:
     return found
 
 
+def hashed(text: str) -> set[int]:
+    """Lines of functions that hash."""
+    found: set[int] = set()
+    for function in HASHES.finditer(text):
+        first = text.count("\n", 0, function.start(2)) + 1
+        found.update(range(first, first + function[2].count("\n")))
+    return found
+
+
 def mutants(path: str) -> Iterator[Mutant]:
     """All of a file, in Python or Cython: what tokens may become. Declarations have none worth a try, and nothing
     depends on whether `zip` looks at what is as long as it must be."""
     text = (ROOT / path).read_text()
     lines = text.splitlines()
     before = two_before = ""
-    unread = all_is_well(text)
+    unread, hashes = all_is_well(text), hashed(text)
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         whole = lines[min(token.start[0], len(lines)) - 1]
         line = whole.strip()
@@ -212,6 +232,7 @@ def mutants(path: str) -> Iterator[Mutant]:
         declares |= token.string == "|" and re.search(r"\| None\b|^(async )?def |->", line) is not None
         declares |= (two_before, before) == ("strict", "=")
         declares |= any(at.start() <= token.start[1] < at.end() for p in (CAST, RAISES) for at in p.finditer(whole))
+        declares |= token.start[0] in hashes
         new = None
         if token.type == tokenize.NUMBER and token.string.isdigit():
             declares |= token.start[0] in unread

@@ -450,3 +450,45 @@ def test_L2_function_modes_see_creation_once_and_nothing_of_the_engine(spec: obj
             calls = list(seen)
         assert [func for func, _ in calls] == [getattr(torch, name)] and isinstance(made, mindtorch.LazyTensor)
     assert isinstance(torch.zeros(2, device=spec), mindtorch.LazyTensor)  # type: ignore[call-overload]
+
+
+LIKE: dict[str, Callable[..., torch.Tensor]] = {
+    **{f"{name}_like": getattr(torch, f"{name}_like") for name in ("empty", "zeros", "ones", "rand", "randn")},
+    "full_like": lambda x, **given: torch.full_like(x, 3, **given),
+    "randint_like": lambda x, **given: torch.randint_like(x, 5, **given),
+    **{f"new_{name}": getattr(torch.Tensor, f"new_{name}") for name in ("empty", "zeros", "ones")},
+    "new_full": lambda x, size, **given: x.new_full(size, 3, **given),
+}
+DEVICES: dict[str, tuple[Any, Any]] = {  # as said of a lazy one, and of a plain one instead
+    "nowhere": (None, None),
+    "there": (LAZY, "cpu"),
+    "the other": ("remote_accelerator:1", "cpu"),
+    "here": ("cpu", "cpu"),
+    "no data": ("meta", "meta"),
+}
+
+
+@pytest.mark.parametrize("name", LIKE)
+@pytest.mark.parametrize("where", DEVICES)
+def test_L2_what_is_made_like_another_is_what_torch_makes(name: str, where: str) -> None:
+    """Of any layout, and with each of the arguments by name."""
+    plain = [torch.ones(2, 3), torch.ones(2, 3).t(), torch.ones(2, 1, dtype=torch.int16).expand(2, 3), torch.ones(())]
+    plain += [torch.ones(1, 2, 3, 4).contiguous(memory_format=torch.channels_last), torch.ones(2, 6)[:, ::2]]
+    options: list[dict[str, Any]] = [{}, {"dtype": torch.float64}, {"dtype": torch.float32, "requires_grad": True}]
+    options += [{"pin_memory": False}, {"layout": torch.strided}]
+    if name.endswith("_like"):
+        options += [{"memory_format": form} for form in (torch.preserve_format, torch.contiguous_format)]
+    there, instead = DEVICES[where]
+    for x in plain:
+        lazy = x.to(LAZY) if x.is_contiguous() else x.to(LAZY).as_strided(x.shape, x.to(LAZY).stride())
+        x = torch.empty_strided(x.shape, lazy.stride(), dtype=x.dtype)
+        for given in options:
+            if name.startswith("rand") and name.endswith("_like") and not given.get("dtype", x.dtype).is_floating_point:
+                continue
+            sizes = () if name.endswith("_like") else ((3, 4),)
+            expected = LIKE[name](x, *sizes, **given, device=instead)
+            made = LIKE[name](lazy, *sizes, **given, device=there)
+            assert (made.shape, made.stride(), made.dtype) == (expected.shape, expected.stride(), expected.dtype)
+            assert str(made.device) == (there or LAZY) and made.requires_grad == expected.requires_grad
+            if not name.startswith(("empty", "rand", "new_empty")) and where != "no data":
+                assert torch.equal(made.cpu(), expected)

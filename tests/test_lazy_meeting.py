@@ -42,7 +42,17 @@ CASES: dict[str, tuple[str, Program]] = {
     "into ours, by name": ("d", lambda here, plain: torch.add(plain, plain, out=here)),
     "into plain": ("p", lambda here, plain: plain.add_(here)),
     "into plain, by name": ("p", lambda here, plain: torch.add(here, here, out=plain)),
-    "into plain, augmented": ("p", lambda here, plain: plain.__iadd__(here)),
+    **{
+        f"into plain, __i{name}__": ("p", lambda here, plain, name=name: getattr(plain, f"__i{name}__")(here + 1))
+        for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+    },
+    **{
+        f"into plain, whole numbers, __i{name}__": (
+            "p",
+            lambda here, plain, name=name: getattr(plain.long(), f"__i{name}__")(here.long()),
+        )
+        for name in ("and", "or", "xor", "lshift", "rshift")
+    },
     "into plain, two of ours": ("p", lambda here, plain: plain.addcmul_(here, here)),
     "into a plain view": ("p", lambda here, plain: (plain[1].mul_(here[1]), plain)[1]),
     "put into plain": ("p", lambda here, plain: (plain.__setitem__(0, here[1]), plain)[1]),

@@ -127,3 +127,30 @@ def test_S1_a_method_that_is_not_recorded_as_it_is_is_refused() -> None:
         function_entries.make_method(torch.Tensor.view)
     with pytest.raises(ValueError, match=r"recorded as it is, got aten::add_"):
         function_entries.make_method(torch.Tensor.add_)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_D4_whole_numbers_are_counted_in_bins_as_on_accelerators(dtype: torch.dtype) -> None:
+    """The CPU's kernel refuses them. Beside a model in plain Python."""
+
+    def model(numbers: list[int], bins: int, low: int, high: int) -> list[int]:
+        low, high = (min(numbers), max(numbers)) if low == high and numbers else (low, high)
+        low, high = (low - 1, high + 1) if low == high else (low, high)
+        found = [0] * bins
+        for n in numbers:
+            if low <= n <= high:
+                found[min((n - low) * bins // (high - low), bins - 1)] += 1
+        return found
+
+    draw = torch.Generator().manual_seed(0)
+    for size in ((0,), (1,), (3, 4), (50,)):
+        x = torch.randint(0, 12, size, generator=draw).to(dtype)
+        lazy, numbers = x.to(LAZY), x.flatten().tolist()
+        for low, high in ((0, 0), (4, 4), (0, 5), (2, 11), (3, 4), (0, 12)):
+            for bins in (1, 2, 3, 7):
+                for found in (torch.histc(lazy, bins, low, high), lazy.histc(bins=bins, min=low, max=high)):
+                    assert found.dtype == dtype and found.tolist() == model(numbers, bins, low, high)
+        assert torch.histc(input=lazy).tolist() == model(numbers, 100, 0, 0)
+        for bad, why in (((0,), "bins must be > 0"), ((-1,), "bins must be > 0"), ((3, 2, 1), "max must be larger")):
+            with pytest.raises(RuntimeError, match=why):
+                torch.histc(lazy, *bad)

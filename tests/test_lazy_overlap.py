@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 
 import pytest
@@ -90,3 +91,32 @@ def test_L6_what_does_not_overlap_waits(case: str) -> None:
     result = CASES[case](base)
     assert mindtorch.stats()["ops_executed"] == before
     del result
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_L9_random_views_are_refused_where_torch_refuses_them(seed: int) -> None:
+    """Of any strides, offsets and one to three operands; what is not refused and lies apart waits."""
+    dice = random.Random(seed)
+    refused = 0
+    for _ in range(150):
+        size = [dice.choice((1, 2, 3)) for _ in range(dice.randrange(1, 3))]
+        views = [
+            (size, [dice.choice((0, 1, 2, 3, 6)) for _ in size], dice.randrange(8)) for _ in range(dice.randrange(2, 4))
+        ]
+        if dice.random() < 0.2:
+            views[1] = views[0]
+        call = dice.choice(("add_", "mul_", "out", "copy_", "lerp_"))
+
+        def program(base: torch.Tensor, views: list = views, call: str = call) -> torch.Tensor:
+            first, second, *rest = [base.as_strided(*view) for view in views]
+            if call == "out":
+                return torch.add(second, *(rest or [second]), out=first)
+            if call == "lerp_":
+                return first.lerp_(second, *(rest or [0.5]))
+            written: torch.Tensor = getattr(first, call)(second)
+            return written
+
+        expected, got = outcome(program, "cpu"), outcome(program, LAZY)
+        assert got[:2] == expected[:2], (views, call)  # type: ignore[index]
+        refused += expected[0] is not None  # type: ignore[index]
+    assert 10 < refused < 140

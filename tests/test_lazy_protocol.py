@@ -207,3 +207,21 @@ def test_L3_what_is_printed_names_how_it_was_made() -> None:
     for mine in (lambda t: t * 2, lambda t: t, lambda t: (t * 2).detach()):
         printed = repr(mine(x.detach().to(LAZY).requires_grad_()))
         assert printed.replace(f", device='{LAZY}'", "") == repr(mine(x))
+
+
+def test_L3_the_class_of_a_tensor_makes_tensors_as_torchs_own(same_as_eager: Callable[..., None]) -> None:
+    """Of a tensor it gives one on the same memory, through which gradients come back: its history was lost."""
+
+    def program(device: str) -> Any:
+        x = torch.arange(6.0).view(2, 3).to(device).requires_grad_()
+        kind = type(x)
+        shared = kind(x)
+        with torch.no_grad():
+            shared.add_(1)
+        kind(x).square().sum().backward()
+        made = [kind(2, 3), kind(torch.Size([2, 1])), kind(), kind([[1.0, 2.0]])]
+        return [x, x.grad, shared, shared.requires_grad, str(shared.device) == device, kind([[1.0, 2.0]])], [
+            (t.shape, t.dtype, t.requires_grad) for t in made
+        ]
+
+    same_as_eager(program)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence, pad_sequence, unpack_sequence
+from torch.utils._python_dispatch import TorchDispatchMode
 
 Same = Callable[..., None]
+
+
+class Looks(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("cell", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
@@ -36,10 +44,16 @@ def test_L7_packed_sequences(
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
 @pytest.mark.parametrize("grad", [False, True])
-def test_L7_padded_sequences(side: str, batch_first: bool, shape: tuple, grad: bool, same_as_eager: Same) -> None:
+@pytest.mark.parametrize("watched", [False, True])
+def test_L7_padded_sequences(
+    side: str, batch_first: bool, shape: tuple, grad: bool, watched: bool, same_as_eager: Same
+) -> None:
+    """Also where a dispatch mode of the program's looks on."""
+
     def program(device: str) -> object:
         sequences = [torch.randn(n, *shape).to(device).requires_grad_(grad) for n in (3, 1, 2)]
-        padded = pad_sequence(sequences, batch_first=batch_first, padding_value=0.5, padding_side=side)
+        with Looks() if watched else nullcontext():
+            padded = pad_sequence(sequences, batch_first=batch_first, padding_value=0.5, padding_side=side)
         gradients = torch.autograd.grad(padded.square().sum(), sequences) if grad else ()
         return padded, padded.stride(), gradients
 

@@ -127,7 +127,9 @@ def unknown(name: str, calls: list[tuple]) -> list[tuple]:
     found = []
     for args in calls:
         args, kwargs = (args[:-1], args[-1]) if isinstance(args[-1], dict) else (args, {})
-        ours = shapes.infer(f"aten::{name}", tuple(as_meta(a) for a in args), kwargs)
+        ours = shapes.infer(
+            f"aten::{name}", tuple(as_meta(a) for a in args), {k: as_meta(a) for k, a in kwargs.items()}
+        )
         if ours is None:
             found.append(args)
             continue
@@ -182,3 +184,72 @@ def test_M3_every_rule_is_asked() -> None:
     names = {name.removeprefix("aten::") for name in shapes.names()}
     assert {name for name in names if not name.endswith("_")} == set(CASES)
     assert {name for name in names if name.endswith("_")} <= {f"{name}_" for name in CASES}
+
+
+def changed(value: Any, change: Any) -> Any:
+    """Each tensor changed, of a list too."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    return [changed(each, change) for each in value] if isinstance(value, list) else value
+
+
+def _in(dtype: torch.dtype) -> Any:
+    return lambda t: t.to(dtype) if t.is_floating_point() else t
+
+
+#: The same calls in another way; those of them that are left to torch.
+_CONVOLUTIONS = {f"conv{t}{n}d" for t in ("", "_transpose") for n in (1, 2, 3)} | {"convolution"}
+_POOLING = {f"{kind}{n}d" for kind in ("avg_pool", "max_pool") for n in (1, 2, 3)}
+_POOLING |= {"adaptive_avg_pool2d", "adaptive_avg_pool3d"}
+_BATCH = {"native_batch_norm", "_native_batch_norm_legit"}
+_HALVES = _CONVOLUTIONS | _POOLING | _BATCH | {"native_layer_norm", "rms_norm", "group_norm"}
+WAYS: dict[str, tuple[Any, set[str]]] = {
+    "float64": (_in(torch.float64), {"to", "_to_copy"}),
+    "float16": (_in(torch.float16), _HALVES),
+    "bfloat16": (_in(torch.bfloat16), _HALVES | {"to", "_to_copy"}),
+    "of one element": (lambda t: t[(slice(0, 1),) * t.dim()], _CONVOLUTIONS | _POOLING | _BATCH | {"stack"}),
+    "of one dimension more": (
+        lambda t: t[None],
+        {"matmul", "group_norm", "adaptive_avg_pool2d", "scaled_dot_product_attention"},
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", WAYS)
+def test_M3_ordinary_calls_are_answered_in_other_dtypes_and_of_other_sizes(way: str) -> None:
+    change, left = WAYS[way]
+    for name, calls in CASES.items():
+        given = []
+        for args in calls:
+            other = tuple(changed(each, change) for each in args)
+            try:
+                eager(name, *((other[:-1], other[-1]) if isinstance(other[-1], dict) else (other, {})))
+            except (RuntimeError, TypeError, ValueError, IndexError):
+                continue  # torch refuses it
+            given.append(other)
+        assert not unknown(name, given) or name in left, name
+
+
+#: Of more than one tensor, or of what programs do not give by name.
+_ONLY_BY_PLACE = _BATCH | set(
+    "gelu_backward sigmoid_backward silu_backward tanh_backward leaky_relu_backward threshold_backward addcdiv addcmul"
+    " lerp where masked_fill addmm addmv baddbmm prod _softmax _log_softmax embedding adaptive_avg_pool2d"
+    " adaptive_avg_pool3d".split()
+)
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - _ONLY_BY_PLACE))
+def test_M3_ordinary_calls_are_answered_by_name_too(name: str) -> None:
+    packet = getattr(torch.ops.aten, name)
+    known = {tuple(a.name for a in getattr(packet, each)._schema.arguments) for each in packet.overloads()}
+    for args in CASES[name]:
+        for names in known:
+            for at in range(1, 0 if isinstance(args[-1], dict) else min(len(args), len(names))):
+                given = (*args[:at], dict(zip(names[at:], args[at:], strict=False)))
+                try:
+                    eager(name, given[:-1], given[-1])
+                except (RuntimeError, TypeError, ValueError):
+                    continue  # names of another overload
+                if len(args) <= len(names):
+                    assert not unknown(name, [given]), given[-1]

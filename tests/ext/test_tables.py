@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -216,3 +218,61 @@ def test_L7_numbers_at_the_limits_of_a_keys_bytes(limit: int) -> None:
             assert sizes.to(LAZY).expand(n).shape == (n,) and torch.zeros((n,), device=LAZY).sum().item() == 0
     assert (x.to(LAZY) * 0.0).tolist() == [0.0, 0.0] and str((x.to(LAZY) * -0.0).tolist()) == "[-0.0, -0.0]"
     assert torch.equal((x.to(LAZY) * True).cpu(), x) and (x.to(LAZY) * 1.0).dtype is torch.float32
+
+
+def test_S5_sizes_are_counted_as_python_counts_them() -> None:
+    """Small numbers are there anyway; others are objects of their own."""
+
+    def taken(n: int) -> int:
+        before = tape.counters()["bytes_held"]
+        held.append(torch.empty_strided((0, n), (1, 1), device=LAZY))
+        return tape.counters()["bytes_held"] - before
+
+    held: list[torch.Tensor] = []
+    taken(3)
+    for sizes in ((4, 5), (255, 256, 257, 258), ((1 << 30) - 1, 1 << 30), ((1 << 30) + 1, 1 << 31)):
+        bytes_of = [taken(n) - (sys.getsizeof(n) if n > 256 else 0) for n in sizes]
+        assert len(set(bytes_of)) == 1, sizes
+
+
+NUMBERS = [0, 1, -1, 127, 128, -128, -129, 255, 256, 1 << 31, -(1 << 31), (1 << 62) + 1, -(1 << 62) - 1, True, False]
+
+
+def _full(number: Any, device: str) -> torch.Tensor:
+    return torch.full((2,), number, device=device)
+
+
+def _sum(number: int, device: str) -> torch.Tensor:
+    return torch.ones(2, dtype=torch.int64).to(device) + number
+
+
+CONSTANTS: dict[str, Any] = {
+    **{f"full {n!r}": functools.partial(_full, n) for n in (*NUMBERS, 0.5, -0.0, 2 - 3j, 1j)},
+    **{f"add {n!r}": functools.partial(_sum, n) for n in NUMBERS},
+    "complex product": lambda d: torch.ones(2).to(d) * (0.5 - 2j),
+    "complex factor": lambda d: torch.add(torch.ones(2).to(d) * 1j, torch.ones(2).to(d), alpha=0.25 + 4j),
+    "nothing": lambda d: torch.ones(2, 3).to(d).clamp(None, 0.5),
+    "a dtype": lambda d: torch.ones(2, 3).to(d).sum(0, dtype=torch.float64),
+    "a list": lambda d: torch.ones(2, 3, 4).to(d).permute([2, 0, 1]).sum((0, 2), keepdim=True),
+    "an empty list": lambda d: torch.ones(2, 3, 4).to(d).sum([]),
+    "a text": lambda d: torch.nn.functional.gelu(torch.ones(3).to(d), approximate="tanh"),
+    "texts": lambda d: torch.einsum("ij,kj->ik", torch.ones(2, 3).to(d), torch.ones(4, 3).to(d)),
+    "rounding": lambda d: torch.div(torch.tensor([7.0, -7.0]).to(d), 2, rounding_mode="floor"),
+    "a device": lambda d: torch.ones(2).to(d).to(torch.float64).to(d),
+    "a place": lambda d: torch.arange(24).to(d).view(2, 3, 4)[..., 1:3, None, -1],
+    "places": lambda d: torch.arange(24).to(d).view(2, 3, 4)[:, [0, 2], 1],
+    "a layout": lambda d: torch.ones(1, 2, 3, 4).to(d).contiguous(memory_format=torch.channels_last),
+    "tensors": lambda d: torch.cat([torch.ones(2).to(d), torch.zeros(3).to(d), torch.ones(1).to(d)]),
+    "nested": lambda d: torch.nn.functional.pad(torch.ones(2, 3).to(d), (1, 2, 0, 1), value=-1.5),
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_L7_constants_of_every_kind_reach_the_kernel_as_they_were_given(name: str) -> None:
+    """However often the call was seen, and beside others of the same form."""
+    expected = CONSTANTS[name]("cpu")
+    for _ in range(3):
+        found = CONSTANTS[name](LAZY)
+        assert (found.dtype, found.shape, found.stride()) == (expected.dtype, expected.shape, expected.stride())
+        home = found.cpu()
+        assert torch.equal(home, expected) and repr(home.tolist()) == repr(expected.tolist())

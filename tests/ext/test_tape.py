@@ -259,3 +259,41 @@ def test_S5_a_long_chain_that_nobody_reads_dies_at_once_and_without_recursion() 
     after = main.counters()
     assert (after["pending"], after["values"]) == (before["pending"], before["values"])
     assert after["dropped"] - before["dropped"] == 200_001
+
+
+def test_S5_a_record_is_told_of_until_it_has_run() -> None:
+    """Its call, and the floats that its call leaves open: what runs afterwards is looked up in vain."""
+    x = torch.ones(2, device=LAZY)
+    x.cpu()
+    before = lazy.position()
+    held = [x * 0.25, torch.add(x, x, alpha=1.5), x + 1, torch.addcmul(x, x, x, value=-0.125)]
+    seqs = range(before, lazy.position())
+    assert [main.floats(seq) for seq in seqs] == [(0.25,), (1.5,), (), (-0.125,)]
+    assert [len(main.describe(seq)[4]) for seq in seqs] == [1, 2, 1, 3]
+    assert [len(main.describe(seq)[5]) for seq in seqs] == [1] * 4
+    held[0].cpu()
+    for ask in (main.floats, main.describe):
+        with pytest.raises(KeyError, match=f"record {before} has run or was dropped"):
+            ask(before)
+        assert ask(before + 1)
+    del held[1:]
+    for ask in (main.floats, main.describe):
+        with pytest.raises(KeyError, match=f"record {before + 1} has run or was dropped"):
+            ask(before + 1)
+
+
+def test_C4_only_tensors_without_data_have_memory_beside_them() -> None:
+    """A value that was computed is no such memory, and neither is what nobody has kept."""
+    x = torch.ones(2, device=LAZY)
+    assert not lazy.is_kept(x._handle)  # type: ignore[attr-defined]
+    x.cpu()
+    assert not lazy.is_kept(x._handle)  # type: ignore[attr-defined]
+    without = mindtorch.empty(2, device="meta")
+    assert not lazy.is_kept(without._handle)
+    view = without[1:]
+    lazy.keep(without._handle, torch.tensor([3.0, 4.0]))
+    assert lazy.is_kept(without._handle) and lazy.is_kept(view._handle)
+    assert lazy.kept(without._handle).tolist() == [3.0, 4.0] and lazy.kept(view._handle).tolist() == [4.0]
+    with pytest.raises(ValueError, match="expected a tensor without data, got a lazy one"):
+        lazy.keep(x._handle, torch.ones(2))  # type: ignore[attr-defined]
+    assert x.tolist() == [1.0, 1.0]

@@ -481,3 +481,17 @@ def test_N3_the_environment_says_what_share_of_the_memory_may_be_held(in_npu_pro
 def test_N3_what_no_memory_could_hold_is_refused_in_torchs_words(npu):
     with pytest.raises(torch.OutOfMemoryError, match=r"NPU out of memory\. Tried to allocate more than 1EB memory"):
         torch.empty((1 << 60) + 1, dtype=torch.uint8, device="npu")
+
+
+def test_N2_a_device_that_was_not_used_has_used_nothing(in_npu_process):
+    said = in_npu_process(
+        """
+        from mindtorch import npu
+        from mindtorch._ext import blocks
+        for _ in range(2):
+            found = npu.memory_stats(1)
+            print(len(found) > 10, {value for value in found.values() if isinstance(value, int)})
+            block = blocks.allocate(0, 100)
+        """
+    )
+    assert said == "True {0}\n" * 2

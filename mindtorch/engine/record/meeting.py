@@ -56,8 +56,7 @@ def bring_together(info: Any, func: Callable[..., Any], args: tuple, kwargs: dic
 def _written(info: Any, func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The operands that the call writes to."""
     name = getattr(func, "__name__", "")
-    in_place = info.writes == (0,) or info.name in _WRITES_FIRST or (name.startswith("__i") and name != "__invert__")
-    in_place = in_place or (name.endswith("_") and not name.endswith("__"))
+    in_place = info.writes == (0,) or info.name in _WRITES_FIRST or (name.endswith("_") and not name.endswith("__"))
     first = args[:1] if in_place else ()
     return list(tensors_in([*first, kwargs.get("out")]))
 

@@ -143,7 +143,7 @@ def _parted(records: Sequence[Record], places: list[int], at: dict[int, int], ge
         _module, _phase, draws, _device, _grad, takes, _writes, makes = record
         used = [*takes, GENERATOR] if draws == 0 else takes
         moving = [slot for slot in dict.fromkeys(used) if at.get(slot, place) != place]
-        part, began = current.get(place, (None, 0))
+        part, began = current.get(place, (None, k))
         if part is None or any(last.get(slot, -1) >= began for slot in moving):
             part, began = Part(place), k
             current[place] = part, began

@@ -392,7 +392,7 @@ class Worker:
         ckwargs = {name: self._filled(a, tensors) for name, a in kwargs.items()}
         raised: tuple | None = None
         out = None
-        with quiet(grad=True) as inside:
+        with quiet() as inside:
             if any(isinstance(t, torch.Tensor) and t.requires_grad for t in (*cargs, *ckwargs.values())):
                 inside.also(knowing_views())
             if random >= 0:

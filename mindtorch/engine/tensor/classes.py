@@ -57,9 +57,7 @@ class RecordedMeta(torch.nn.parameter._ParameterMeta):
         plain: Any = plain_class(cls)
         if plain is not torch.Tensor:
             return plain(*args, **kwargs)
-        if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor):
-            return args[0].detach()
-        return torch.Tensor(*args, **kwargs)  # on the host, as of the class of a tensor on CUDA
+        return torch.Tensor(*args, **kwargs)  # of sizes: on the host, as of the class of a tensor on CUDA
 
 
 class Slotted(torch.Tensor):

@@ -1,0 +1,136 @@
+"""R5: which worker runs which record, in which parts, and what moves: random records beside a simulation of them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from mindtorch.engine.remote.division import GENERATOR, divided
+
+WORKERS = 3
+
+
+def drawn(dice: random.Random) -> tuple[list[tuple], dict[int, int], dict[int, int]]:
+    """Records, the homes of what was there before, the workers of modules."""
+    slots = list(range(1, 7))
+    homes = {slot: dice.randrange(WORKERS) for slot in slots if dice.random() < 0.5}
+    workers = {module: dice.randrange(WORKERS) for module in (1, 2, 3) if dice.random() < 0.7}
+    records = []
+    for _ in range(dice.randrange(1, 25)):
+        takes = [dice.choice(slots) for _ in range(dice.randrange(3))]
+        writes = [slot for slot in dict.fromkeys(takes) if dice.random() < 0.2]
+        makes: list[tuple[int, int]] = []
+        if dice.random() < 0.8:
+            slots.append(slots[-1] + 1)
+            makes.append((slots[-1], dice.randrange(1, 100)))
+        elif takes:
+            makes.append((takes[0], 0))  # a view
+        draws = 0 if dice.random() < 0.15 else -1
+        device = dice.choice((1, 2)) if dice.random() < 0.1 else 0
+        records.append((dice.randrange(5), 0, draws, device, False, takes, writes, makes))
+    return records, homes, workers
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_R5_parts_run_all_records_in_an_order_that_they_allow_on_what_has_moved_to_them(seed: int) -> None:
+    dice = random.Random(seed)
+    records, homes, workers = drawn(dice)
+    generator = dice.randrange(WORKERS)
+    before = dict(homes)
+    found = divided(records, homes, workers, generator, lambda nbytes: nbytes % WORKERS)
+    assert homes == before, "what was given is as it was"
+    order = [k for part in found.parts for k in part.positions]
+    assert sorted(order) == list(range(len(records)))
+    touched = [
+        {*takes, *(slot for slot, _ in makes), *([GENERATOR] if draws == 0 else [])}
+        for _, _, draws, _, _, takes, _, makes in records
+    ]
+    for k in range(len(records)):
+        for j in range(k):
+            if touched[j] & touched[k]:
+                assert order.index(j) < order.index(k)
+
+    # What moves is where it is said to be; before a part begins it is all there, and nothing moves that need not.
+    at = {**homes, GENERATOR: generator}
+    moves = list(found.moves)
+    for k, (_, _, draws, _, _, takes, _, makes) in enumerate(records):
+        place = found.places[k]
+        (part,) = (part for part in found.parts if k in part.positions)
+        assert part.worker == place
+        for slot in dict.fromkeys([*takes, *([GENERATOR] if draws == 0 else [])]):
+            if at.get(slot, place) != place:
+                move = moves.pop(0)
+                assert move == (slot, at[slot], place) and at[slot] in part.sources
+                for j in range(part.positions[0], k):
+                    assert slot not in touched[j], "it was used since the part began: it moves too late"
+            at[slot] = place
+        for slot, _ in makes:
+            at[slot] = place
+    assert not moves
+    for part in found.parts:
+        assert part.positions == sorted(part.positions)
+        assert part.draws == any(records[k][2] == 0 for k in part.positions)
+    assert found.messages == sum(len(part.sources) for part in found.parts)
+    assert sum(len(part.sources) for part in found.parts) <= len(found.moves)
+
+    # A worker has another part only where the first record of it needs what was used elsewhere meanwhile.
+    for worker in range(WORKERS):
+        own = [part for part in found.parts if part.worker == worker]
+        for first, second in itertools.pairwise(own):
+            k = second.positions[0]
+            since = range(first.positions[0], k)
+            assert any(slot in touched[j] and found.places[j] != worker for j in since for slot in touched[k])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_R5_workers_are_those_of_devices_writes_modules_and_values_in_this_order(seed: int) -> None:
+    """What none of them decides about is where what it belongs to is decided on, or together where there is room."""
+    dice = random.Random(1000 + seed)
+    records, homes, workers = drawn(dice)
+    asked: list[int] = []
+
+    def otherwise(nbytes: int) -> int:
+        asked.append(nbytes)
+        return 2
+
+    places = divided(records, homes, workers, 0, otherwise).places
+    at: dict[int, int] = dict(homes)  # of what is decided on
+    loose: list[tuple[set[int], set[int]]] = []  # records, and slots, that belong together and have no worker yet
+
+    def group(slot: int) -> tuple[set[int], set[int]] | None:
+        return next((each for each in loose if slot in each[1]), None)
+
+    expected: dict[int, int] = {}
+
+    def settle(each: tuple[set[int], set[int]], worker: int) -> None:
+        loose.remove(each)
+        expected.update(dict.fromkeys(each[0], worker))
+        at.update({slot: worker for slot in each[1] if slot not in at})
+
+    for k, (module, _, _, device, _, takes, writes, makes) in enumerate(records):
+        made = [slot for slot, _ in makes]
+        worker = device or next((at[slot] for slot in writes if slot in at), None)
+        worker = workers.get(module) if worker is None else worker
+        worker = next((at[slot] for slot in takes if slot in at), None) if worker is None else worker
+        if worker is not None:
+            for slot in takes:
+                belongs = group(slot)
+                if belongs is not None:
+                    settle(belongs, worker)
+            expected[k] = worker
+            at.update(dict.fromkeys([*takes, *made], worker))
+            continue
+        together = ({k}, {*takes, *made})
+        for slot in takes:
+            belongs = group(slot)
+            if belongs is not None:
+                loose.remove(belongs)
+                together = (together[0] | belongs[0], together[1] | belongs[1])
+        loose.append(together)
+    sizes = [sum(n for k in each[0] for _, n in records[k][7]) for each in loose]
+    for each in list(loose):
+        settle(each, 2)
+    assert places == [expected[k] for k in range(len(records))]
+    assert sorted(asked) == sorted(sizes)
