@@ -144,9 +144,9 @@ def _say_what_it_waited_for(seconds: float) -> None:
     from mindtorch.base import config
     from mindtorch.base.file_names import short_names
     from mindtorch.base.words import counted
-    from mindtorch.engine.execute import counters, waits
+    from mindtorch.engine.execute import counters, triggers
 
-    places = waits.places()
+    places = triggers.waits()
     reads, waited = sum(row[1] for row in places), sum(row[2] for row in places)
     if config.executor() in ("local", "loopback") or reads < _MANY_READS or waited < seconds / 2:
         return

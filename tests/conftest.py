@@ -233,8 +233,15 @@ def settings_of_torch() -> Callable[[], dict[str, object]]:
             "grad mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
             "autocast": torch._C._is_any_autocast_enabled(),
             "modes": (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()),
+            "cuDNN's older word": cudnns(),
             **{name: get() for name, get, _set in mirrored},
         }
+
+    def cudnns() -> object:
+        try:
+            return torch._C._get_cudnn_allow_tf32()
+        except RuntimeError:
+            return "refused: newer words say another thing"
 
     return settings
 
@@ -273,9 +280,10 @@ def as_it_was() -> Iterator[None]:
     """Torch's settings are what they were, whatever the test does to them."""
     from mindtorch.engine.execute import ambient
 
-    table = ambient.mirrored(cuda=True)
+    table, cudnns = ambient.mirrored(cuda=True), torch._C._get_cudnn_allow_tf32()
     before = [(each.name, each.get()) for each in table]
     yield
+    torch._C._set_cudnn_allow_tf32(cudnns)  # the older word, which torch compares with the newer ones when it is asked
     ambient.take_over(table, before)
 
 

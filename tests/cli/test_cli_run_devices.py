@@ -11,7 +11,7 @@ import torch
 
 import mindtorch
 from mindtorch.base.errors import UsageError
-from mindtorch.engine.execute import waits
+from mindtorch.engine.execute import triggers
 from mindtorch.engine.execute.machine import Machine
 from mindtorch.patch.cuda_names import cuda_is_ours
 from tests.executors import using
@@ -224,7 +224,7 @@ def test_C9_waiting_is_told_where_it_is_most_of_the_run(
     from mindtorch.cli.run import _say_what_it_waited_for
 
     monkeypatch.setenv("GENIE_EXECUTOR", executor)
-    monkeypatch.setattr(waits, "places", lambda: [(None, reads - 1, 8.0), (("/a/b.py", 3), 1, 2.0)])
+    monkeypatch.setattr(triggers, "waits", lambda: [(None, reads - 1, 8.0), (("/a/b.py", 3), 1, 2.0)])
     _say_what_it_waited_for(seconds)
     said = capsys.readouterr().err
     assert said.startswith("genie run: 1,000 reads of values took 10.0 s of 19.0 s, 999 of them at lines") == told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from typing import Any
 
@@ -17,6 +18,7 @@ NO_LINE = "(no line of the program)"  # a thread of torch's own, or the interpre
 
 reasons: dict[str, int] = {}
 _places: dict[int, int] = {}  # location id -> count; turned into words when somebody asks
+_waits: dict[int, list[int]] = {}  # location id -> reads of values elsewhere, ns that they took
 segments = 0
 idle = 0  # records that count as run on the tape and did not, where they were sent
 
@@ -43,10 +45,31 @@ def note(reason: str) -> None:
     global segments
     segments += 1
     reasons[reason] = reasons.get(reason, 0) + 1
-    place = _context.get_location()
-    if place not in _places and len(_places) >= MAX_PLACES:
-        place = OTHER_PLACES
+    place = _place(_places)
     _places[place] = _places.get(place, 0) + 1
+
+
+def _place(table: dict[int, Any]) -> int:
+    """The id of the program's current line, as a key of a table with room for so many."""
+    place = _context.get_location()
+    return place if place in table or len(table) < MAX_PLACES else OTHER_PLACES
+
+
+def waited(begun: int) -> None:
+    """The program has waited for a value on its current line, since ``begun`` by ``time.perf_counter_ns``."""
+    found = _waits.setdefault(_place(_waits), [0, 0])
+    found[0] += 1
+    found[1] += time.perf_counter_ns() - begun
+
+
+def waits() -> list[tuple[tuple[str, int] | None, int, float]]:
+    """Where the program waited: (file and line, reads there, seconds that they took), the longest first. None: of no
+    line that is known."""
+    rows = []
+    for place, (count, ns) in list(_waits.items()):
+        where = None if place == OTHER_PLACES else _context.location(place)
+        rows.append((None if where is None else where[:2], count, ns / 1e9))
+    return sorted(rows, key=lambda row: -row[2])
 
 
 def forget_places() -> None:

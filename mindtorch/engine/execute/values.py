@@ -18,7 +18,7 @@ from ..._ext.guards import Quiet
 from ...base import config
 from ...base.errors import LazyTensorError, MaterializationError, SessionLost, UsageError
 from ..record import meta
-from . import between, triggers, waits
+from . import between, triggers
 from .base import Executor
 from .pace import Pace
 
@@ -185,7 +185,7 @@ def read(tensors: Sequence[Any], reason: str, whole: bool = False) -> list[torch
         begun = time.perf_counter_ns()
         found = there.fetch(materialize(tensors, reason), whole)
         if there.place == _META:
-            waits.note(begun)
+            triggers.waited(begun)
         left = there.overlaps and go_on()
         if there.ahead:
             _pace.read(tape.n_recorded, left)

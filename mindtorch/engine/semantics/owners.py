@@ -123,7 +123,7 @@ def modules(root: torch.nn.Module) -> Iterator[torch.nn.Module]:
             continue
         seen.add(id(module))
         yield module
-        todo.extend(reversed(module._modules.values()))
+        todo.extend(reversed(list(module._modules.values())))
 
 
 def first_parameter(root: torch.nn.Module) -> torch.nn.Parameter | None:
