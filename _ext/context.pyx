@@ -312,16 +312,20 @@ cdef uint32_t current_module() noexcept:
     return t.module
 
 
+cdef bint is_in_a_node() noexcept:
+    """Does the thread run a node of a backward pass: one of the engine's own, too (CUDA devices have one each)?"""
+    cdef PyObject *node = mt_call_optional(<PyObject *> _current_node)
+    if node != NULL:
+        decref(node)
+    return node != NULL
+
+
 cdef uint8_t current_phase() noexcept:
     cdef mt_tls *t = mt_get()
-    cdef PyObject *node
     if t.phase != PHASE_OTHER:
         return t.phase
-    if _backwards:                             # a thread of the engine's own (CUDA devices have one each)
-        node = mt_call_optional(<PyObject *> _current_node)
-        if node != NULL:
-            decref(node)
-            return PHASE_BACKWARD
+    if _backwards and is_in_a_node():
+        return PHASE_BACKWARD
     return PHASE_FORWARD if t.between else PHASE_OTHER
 
 
@@ -633,16 +637,11 @@ def gradient(tensor):
     C++ writes it without the GIL: who reads it meanwhile may hold memory that is freed, or free it twice.
     """
     cdef mt_tls *t = mt_get()
-    cdef uint32_t others = _backwards - t.passes
-    cdef PyObject *node
     if not tensor.is_leaf:
         return None
-    if others:
-        # In a hook of the only pass there is, on a thread of the engine's own, nothing else writes.
-        node = mt_call_optional(<PyObject *> _current_node) if _backwards == 1 else NULL
-        if node == NULL:
-            return None
-        decref(node)
+    # In a hook of the only pass there is, on a thread of the engine's own, nothing else writes.
+    if _backwards != t.passes and not (_backwards == 1 and is_in_a_node()):
+        return None
     return tensor.grad
 
 

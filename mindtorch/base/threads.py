@@ -1,4 +1,4 @@
-"""`ThreadWatch`: do something in every thread that begins, and when it ends.
+"""`ThreadWatch`: do something in every thread that begins, and when it ends. `under`: one thread at a time.
 
 Torch keeps dispatch modes per thread, so whoever watches a program has to enter his in each.
 """
@@ -6,6 +6,7 @@ Torch keeps dispatch modes per thread, so whoever watches a program has to enter
 from __future__ import annotations
 
 import _thread
+import functools
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -17,6 +18,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .patching import Patches
 
 _RAW = "_thread"  # what threads without a name are called
+
+
+def under(lock: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator: the function holds ``lock`` while it runs."""
+
+    def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def locked(*args: Any, **kwargs: Any) -> Any:
+            with lock:
+                return function(*args, **kwargs)
+
+        return locked
+
+    return decorated
 
 
 class ThreadWatch:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from ...base.threads import under
 from ..execute import values
 
 __all__ = ["one_thread_at_a_time"]
@@ -26,14 +25,5 @@ def one_thread_at_a_time(cls: _Class) -> _Class:
     """
     for name in _METHODS:
         if name in vars(cls):
-            setattr(cls, name, _locked(vars(cls)[name]))
+            setattr(cls, name, under(values.lock)(vars(cls)[name]))
     return cls
-
-
-def _locked(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def locked(*args: Any, **kwargs: Any) -> Any:
-        with values.lock:
-            return method(*args, **kwargs)
-
-    return locked

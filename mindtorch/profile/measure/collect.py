@@ -11,14 +11,13 @@ One file: nearly all of it is one class, the stages of whose block follow each o
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
@@ -34,7 +33,7 @@ from mindtorch._ext.signals import raise_soon
 from mindtorch.base.children import ChildWatch
 from mindtorch.base.errors import LazyTensorError
 from mindtorch.base.patching import Patch, Patches
-from mindtorch.base.threads import ThreadWatch
+from mindtorch.base.threads import ThreadWatch, under
 from mindtorch.engine import semantics
 from mindtorch.engine.execute import local, tensors, values
 from mindtorch.engine.semantics import generation, modules, owners, phases, skipped_prefixes
@@ -87,18 +86,8 @@ class Mode(TorchDispatchMode, Collector):
         return True  # compiled functions stay compiled: a profile must measure the program as it runs
 
 
+#: Profiles of several threads begin and end in turn: they share what watches the process.
 _changing = threading.RLock()
-
-
-def _one_at_a_time(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Profiles of several threads begin and end in turn: they share what watches the process."""
-
-    @functools.wraps(method)
-    def alone(*args: Any, **kwargs: Any) -> Any:
-        with _changing:
-            return method(*args, **kwargs)
-
-    return alone
 
 
 class Profiler(Run):
@@ -152,7 +141,7 @@ class Profiler(Run):
         self._away, self._recording = times.Apart(), times.Apart()  # loading modules and compiling; from mark to mark
         self._overhead = 0  # of stages that ended
 
-    @_one_at_a_time
+    @under(_changing)
     def __enter__(self) -> Profiler:
         if self._used:
             raise RuntimeError("[Profiler] expected a new profiler, got one that was used before")
@@ -201,7 +190,7 @@ class Profiler(Run):
         self.lines.__enter__()
         return self
 
-    @_one_at_a_time
+    @under(_changing)
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

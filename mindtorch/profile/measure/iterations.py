@@ -17,6 +17,7 @@ from collections.abc import Iterable
 
 #: Marks that are kept: threads that run at once show it soon.
 MOST_NOTED = 10_000
+_BEGINS, _ENDS = {"enter": "call", "step begins": "step"}, {"exit": "call", "step": "step"}  # marks
 
 
 class Iterations:
@@ -125,15 +126,14 @@ class OneLoop:
         if thread in self.aside:
             return False
         self._known.setdefault(thread, len(self._known))
-        begins, ends = {"enter": "call", "step begins": "step"}, {"exit": "call", "step": "step"}
-        if kind in begins:
+        if kind in _BEGINS:
             beside = [other for other, runs in self._runs.items() if runs and other != thread]
-            self._runs[thread].add((begins[kind], which))
+            self._runs[thread].add((_BEGINS[kind], which))
             for late in sorted([*beside, thread], key=self._known.__getitem__)[1:]:
                 self.aside.add(late)
                 del self._runs[late]
-        elif kind in ends:
-            self._runs[thread].discard((ends[kind], which))
+        elif kind in _ENDS:
+            self._runs[thread].discard((_ENDS[kind], which))
         return thread not in self.aside
 
     def note(self, thread: int, kind: str, which: int, at: int) -> None:
