@@ -8,7 +8,7 @@ from collections import OrderedDict
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdint cimport int64_t, uintptr_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 from mindtorch._ext.acl cimport (
     DEVICE_TO_DEVICE,
@@ -545,9 +545,7 @@ cdef Memory _figures(object device):
     cdef Memory found
     if unit == NULL and api.aclInit != NULL:
         check_index(index)
-    found.failures = found.retries = found.most = 0
-    found.allocated = found.reserved = found.requested = Figure(0, 0, 0, 0)
-    found.active = found.pieces = found.segments = Figure(0, 0, 0, 0)
+    memset(&found, 0, sizeof(found))
     if unit != NULL:
         lock_with_gil(unit)
         if memory_of(unit) != NULL:

@@ -439,22 +439,15 @@ cdef inline bint is_in_own_call(mt_tls *t, PyObject *module) noexcept:
 
 cdef bint is_constructing() noexcept:
     """Does the calling thread make a module? What that calls has no owner yet: it is no call of the program's model."""
-    cdef mt_frame *frame = constructor_from(mt_frame_now())
-    if frame == NULL:
-        return False
-    mt_frame_free(frame)
-    return True
-
-
-cdef mt_frame *constructor_from(mt_frame *frame) noexcept:
-    """The first frame of a module's constructor, from this one outwards; NULL: there is none."""
+    cdef mt_frame *frame = mt_frame_now()
     cdef PyObject *code
     while frame != NULL:
         code = mt_frame_code(frame)
         if mt_code_name(code) == <PyObject *> s_init and is_constructor(code):
-            return frame
+            mt_frame_free(frame)
+            return True
         frame = mt_frame_back(frame)
-    return NULL
+    return False
 
 
 cdef bint is_constructor(PyObject *code) noexcept:

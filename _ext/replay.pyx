@@ -107,7 +107,6 @@ cdef int place_of(Tape tape, Record *r, bint *mixed) except -2:
     for i in range(s.n_in):
         if written[i]:
             at = i
-            break
     if s.flags & SIG_RANDOM:
         place = s.device
     elif s.n_out and not s.flags & SIG_WRITES:

@@ -280,11 +280,10 @@ def as_it_was() -> Iterator[None]:
     """Torch's settings are what they were, whatever the test does to them."""
     from mindtorch.engine.execute import ambient
 
-    table, cudnns = ambient.mirrored(cuda=True), torch._C._get_cudnn_allow_tf32()
-    before = [(each.name, each.get()) for each in table]
-    yield
-    torch._C._set_cudnn_allow_tf32(cudnns)  # the older word, which torch compares with the newer ones when it is asked
-    ambient.take_over(table, before)
+    cudnns = torch._C._get_cudnn_allow_tf32()
+    with ambient.put_back():
+        yield
+        torch._C._set_cudnn_allow_tf32(cudnns)  # the older word, which torch compares with the newer ones when asked
 
 
 @pytest.fixture

@@ -104,6 +104,8 @@ NEAREST = {
     "engine/execute/between.py engine/execute/wrapping.py": "test_segment_hooks.py remote/test_changing.py",
     "engine/execute/tensors.py": "test_lazy_tensor.py test_lazy_methods.py test_lazy_modules.py test_lazy_storage.py",
     "engine/execute/mapped_files.py": "remote/test_files.py test_lazy_safetensors.py",
+    "engine/execute/local.py": "test_pace.py test_execute.py test_incremental.py test_failures.py test_limits.py"
+    " programs/test_programs.py",
     "engine/execute/machine.py": "test_lazy_devices.py test_limits.py",
     "engine/execute/*": "test_execute.py test_incremental.py test_failures.py test_limits.py programs/test_programs.py",
     "engine/passes/*": "test_passes.py test_passes_functions.py programs/test_passes.py",
@@ -135,7 +137,8 @@ NEAREST = {
     "engine/remote/checks.py engine/remote/wire.py": "remote/test_wire.py"
     " remote/test_loopback.py remote/test_checks.py",
     "engine/remote/child.py engine/remote/pipe.py engine/remote/hello.py": "remote/test_pipe.py",
-    "engine/remote/failing.py": "remote/test_lost_writes.py remote/test_loopback.py",
+    "engine/remote/failing.py engine/remote/exchange.py": "remote/test_lost_writes.py remote/test_loopback.py"
+    " remote/test_messages.py remote/test_overlap.py remote/test_settings.py",
     "engine/remote/contents.py engine/remote/progress.py": "remote/test_files.py",
     "engine/remote/replies.py": "remote/test_answers.py remote/test_replies.py remote/test_loopback.py",
     "engine/remote/lineage.py": "cluster/test_lineage.py",

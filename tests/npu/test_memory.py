@@ -236,6 +236,7 @@ def test_N2_out_of_memory_says_what_was_asked_and_what_there_is(in_npu_process):
         """
         from mindtorch import npu
         from mindtorch._ext import blocks
+        assert set(npu.memory_stats(1).values()) == {0}, "nothing was used yet"
         held = [blocks.allocate(1, (100 << 20) - 32), blocks.allocate(1, (5 << 20) - 32)]
         try:
             blocks.allocate(1, 1 << 30)

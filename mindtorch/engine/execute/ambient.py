@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["TABLE", "Mirrored", "Setting", "changed", "mirrored", "take_over"]
+__all__ = ["TABLE", "Mirrored", "Setting", "changed", "mirrored", "put_back", "take_over"]
 
 
 @dataclass(frozen=True)
@@ -228,3 +229,14 @@ def take_over(settings: Iterable[Mirrored], given: Iterable[tuple[str, Any]]) ->
     for setting, value in () if same else wanted:
         if value != setting.get() or setting.name == _LEGACY:
             setting.set(value)
+
+
+@contextmanager
+def put_back() -> Iterator[None]:
+    """After the block the settings are what they were before it."""
+    table = mirrored(cuda=True)
+    before = [(each.name, each.get()) for each in table]
+    try:
+        yield
+    finally:
+        take_over(table, before)

@@ -171,14 +171,10 @@ def _adafactor(notes: list[str]) -> Iterator[None]:
 
 @contextmanager
 def _tf32(notes: list[str]) -> Iterator[None]:
-    table = ambient.mirrored(cuda=True)
-    before = [(each.name, each.get()) for each in table]  # torch may have no one word for all of it
-    torch.set_float32_matmul_precision("high")
-    notes.append("products in float32 run in TF32")
-    try:
+    with ambient.put_back():  # torch may have no one word for what they were
+        torch.set_float32_matmul_precision("high")
+        notes.append("products in float32 run in TF32")
         yield
-    finally:
-        ambient.take_over(table, before)
 
 
 @contextmanager
