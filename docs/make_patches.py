@@ -22,6 +22,7 @@ from typing import Any
 
 import safetensors  # noqa: F401
 import torch
+import torch._dynamo.convert_frame
 import torch.distributed.fsdp
 import torch.distributed.tensor
 import torch.nn.attention.flex_attention

@@ -297,38 +297,6 @@ def test_L7_threads_train_at_once(same_bits: Same) -> None:
 
 
 # ---- compilers and transforms ----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_L7_compiled_functions_of_lazy_tensors(backend: str, same_as_eager: Same) -> None:
-    def program(d: str) -> object:
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to(d)
-        scale = torch.ones(2, device=d)
-
-        @torch.compile(backend=backend)
-        def f(x: torch.Tensor) -> torch.Tensor:
-            y = model(x) + scale
-            if x.sum() > 0:
-                y = y + x[:, :2]
-            scale.add_(1)
-            return y
-
-        out = [f(torch.full((3, 4), value, device=d)) for value in (1.0, -1.0, 2.0)]
-        sum(o.sum() for o in out).backward()
-        return out, scale, [p.grad for p in model.parameters()]
-
-    same_as_eager(program)
-
-
-def test_L7_compiled_functions_that_move_tensors(same_as_eager: Same) -> None:
-    def program(d: str) -> object:
-        torch._dynamo.reset()
-        f = torch.compile(lambda a: (a.cpu() * 2).to(d) + a, backend="eager")
-        return f(torch.ones(2, 3, device=d)), torch.compile(lambda a: (a * 2).to(d), backend="eager")(torch.ones(4))
-
-    same_as_eager(program)
-
-
 def test_L7_scripted_and_traced_functions(same_as_eager: Same) -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         return (x * 2 + 1).relu().sum(0)

@@ -11,15 +11,17 @@ and no other file asks which release it is. What was lost is in ``lost``, which 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import struct
 import sys
 import types
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from .torch_names import FACTS, RELEASES, SOME_HAVE
 from .words import counted
@@ -104,34 +106,6 @@ def _module(dotted: str, parent: Any, part: str) -> Any:
         return made
 
 
-def break_at_compiled_methods(package: str) -> None:
-    """Let Dynamo end its graph at operators whose methods are the package's compiled ones, and run them as they are.
-
-    It does so by itself before torch 2.15, which fails at them ("Cannot trace Cython function __add__").
-    """
-    from torch._dynamo import exc
-    from torch._dynamo.variables import user_defined
-
-    original = getattr(user_defined, "is_cython_function", None)
-    looks_up = getattr(user_defined.UserDefinedObjectVariable, "_maybe_lookup_method", None)
-    if original is None or looks_up is None:
-        return
-
-    def is_cython_function(found: Any) -> bool:
-        if not original(found):
-            return False
-        if sys._getframe(1).f_code is looks_up.__code__ and str(found.__module__).startswith(package):
-            exc.unimplemented(
-                gb_type="operator of a recorded tensor",
-                context=str(found),
-                explanation="The call is recorded as it is, between the graphs.",
-                hints=[],
-            )
-        return True
-
-    user_defined.is_cython_function = is_cython_function
-
-
 def let_dynamo_know(stand_ins: Mapping[Any, Any]) -> None:
     """Let Dynamo trace these functions as those of torch's, compiled ones, in whose place they are.
 
@@ -147,6 +121,47 @@ def let_dynamo_know(stand_ins: Mapping[Any, Any]) -> None:
             rules[stand_in] = rules[original]
             if original in handlers:
                 handlers.setdefault(stand_in, handlers[original])
+
+
+def uncompiled() -> Any:
+    """What tells Dynamo to run a frame as it is, with all that it calls, and to look at the next call of it again."""
+    from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
+
+    counted = getattr(torch._C._dynamo.eval_frame, "set_fullgraph_compiled_frame_count", None)
+    if counted is not None and (count := counted(-1)) >= 0:
+        counted(count + 1)  # else ``fullgraph=True`` raises, as nothing was compiled
+    as_it_is = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+    return ConvertFrameReturn(frame_exec_strategy=as_it_is, apply_to_code=False)
+
+
+def met_by_dynamo(tell: Callable[[Iterable[Any]], None]) -> Iterator[tuple[Any, str, Any]]:
+    """Patches that tell of what a frame reads which Dynamo traces, what its calls are given (devices, for example), and
+    what its graph makes: torch's stand-ins for tensors, with their devices.
+    """
+    from torch._dynamo import output_graph
+    from torch._dynamo.variables import builder
+
+    def telling(owner: Any, name: str, values: Callable[..., Iterable[Any]]) -> Iterator[tuple[Any, str, Any]]:
+        does = getattr(owner, name, None)
+        if does is None:
+            return
+
+        @functools.wraps(does)
+        def told(self: Any, *args: Any, **kwargs: Any) -> Any:
+            tell(values(*args, **kwargs))
+            return does(self, *args, **kwargs)
+
+        yield owner, name, told
+
+    def made(gm: Any, *_args: Any) -> Iterator[Any]:
+        return (node.meta.get("example_value") for node in gm.graph.nodes)
+
+    def given(_kind: Any, _target: Any, args: Any, kwargs: Any, *_args: Any, **_kwargs: Any) -> list[Any]:
+        return tree_leaves((args, kwargs))
+
+    yield from telling(getattr(builder, "VariableBuilder", None), "__call__", lambda value: (value,))
+    yield from telling(getattr(output_graph, "SubgraphTracer", None), "create_proxy", given)
+    yield from telling(getattr(output_graph, "OutputGraph", None), "call_user_compiler", made)
 
 
 def shorten_rules() -> None:

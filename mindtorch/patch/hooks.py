@@ -76,6 +76,7 @@ def enable() -> None:
     _torch_to = _hooks.original(_base.to)
     slot.watch()
     held.put_when_loaded("triton.runtime.jit", _of_triton)
+    held.put_when_loaded("torch._dynamo.convert_frame", tracing.of_dynamo)
     if npu_is_ours:
         held.put(_of_npus())
         _hooks.take_pinning(True)

@@ -3,13 +3,15 @@
 ``torch.jit.trace`` watches C++ handle tensors with memory, which ours do not have: refused in one clear error, as is
 ``torch.export`` of NPU tensors. A program traced on the CPU runs on tensors of ours as any other; under ``genie run``,
 a module that the program moved there is traced there, whatever device its inputs were made on. Scripted modules with
-tensors of ours cannot be saved either. ``torch.compile`` runs calls on tensors of ours as they are, between its graphs.
+tensors of ours cannot be saved either. ``torch.compile`` runs calls on tensors of ours as they are, also where it is to
+make one graph of them (``fullgraph=True``).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,11 +22,12 @@ from ..base import NAME, torch_facts
 from ..base.errors import UnsupportedOperationError
 from ..base.patching import Patch, for_builtins
 from ..devices import mode
+from ..devices.places import where
 from ..npu.tensor import is_npu
 from . import attention
 from .module_moves import is_opaque
 
-__all__ = ["held_by", "not_saved", "not_traced", "patches"]
+__all__ = ["held_by", "not_saved", "not_traced", "of_dynamo", "patches"]
 
 
 def not_traced(device: Any) -> UnsupportedOperationError:
@@ -132,7 +135,62 @@ def _tell_dynamo() -> None:
     from torch._dynamo import trace_rules  # seconds of imports, which torch.compile needs anyway
 
     trace_rules.add(NAME)  # else it compiles our own Python code, which runs inside the program's calls
-    torch_facts.break_at_compiled_methods(NAME)
+
+
+class _Compiling(threading.local):
+    """Has Dynamo met a tensor of ours in the frame that it compiles?"""
+
+    met = False
+
+
+_compiling_now = _Compiling()
+
+
+def _are_ours(values: Iterable[Any]) -> bool:
+    """Is a tensor of ours among them, in what they contain, or does a module hold one?"""
+    return any(
+        any(map(is_opaque, held_by(leaf))) if isinstance(leaf, torch.nn.Module) else is_opaque(leaf)
+        for leaf in tree_leaves(list(values)) if isinstance(leaf, (torch.Tensor, torch.nn.Module))
+    )  # fmt: skip
+
+
+def of_dynamo(convert_frame: Any) -> Iterator[Patch]:
+    """Let Dynamo run frames with tensors of ours as they are, with all that they call, and for this call only.
+
+    Most have them in their variables. Where it meets one elsewhere (a global, an attribute, one that the frame makes),
+    and then finds that it cannot compile the frame, it is the same. Of a torch that has no such places, graphs end at
+    each operation, and ``fullgraph=True`` is refused.
+    """
+    wrapper = getattr(convert_frame, "CatchErrorsWrapper", None)
+    if wrapper is None:
+        return
+    converts = wrapper.__call__
+
+    @functools.wraps(converts)
+    def convert(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self._torchdynamo_orig_backend, "_export", False):
+            return converts(self, frame, *args, **kwargs)
+        if _are_ours(frame.f_locals.values()):
+            return torch_facts.uncompiled()
+        before, _compiling_now.met = _compiling_now.met, False
+        try:
+            return converts(self, frame, *args, **kwargs)
+        except Exception:
+            if not _compiling_now.met:
+                raise
+            return torch_facts.uncompiled()
+        finally:
+            _compiling_now.met = before
+
+    yield wrapper, "__call__", convert
+    yield from torch_facts.met_by_dynamo(_meets)
+
+
+def _meets(values: Iterable[Any]) -> None:
+    """Tensors that a frame reads, and devices that its calls are given."""
+    for value in values:
+        if where(getattr(value, "device", None) if isinstance(value, torch.Tensor) else value).ours:
+            _compiling_now.met = True
 
 
 _stand_ins = [

@@ -384,7 +384,7 @@ def test_C9_a_compiled_function_and_a_custom_one(runs):
 
         torch.manual_seed(0)
 
-        @torch.compile(backend="eager")
+        @torch.compile(backend="eager", fullgraph=True)
         def compiled(x, y):
             return torch.sin(x) + y.relu() + torch.ones(3)
 

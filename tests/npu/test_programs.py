@@ -81,8 +81,9 @@ def test_N5_compiled_modules() -> None:
         model = nn.Sequential(nn.Linear(4, 8), nn.ReLU()).to(device)
         x = torch.randn(3, 4).to(device)
         out = torch.compile(model, backend="eager")(x)
+        whole = torch.compile(model, backend="eager", fullgraph=True)(x)
         model.compile(backend="eager")
-        return out, model(x)
+        return out, whole, model(x)
 
     same_on_both(program)
 
