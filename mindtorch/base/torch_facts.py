@@ -153,13 +153,13 @@ def met_by_dynamo(tell: Callable[[Iterable[Any]], None]) -> Iterator[tuple[Any, 
 
         yield owner, name, told
 
-    def made(gm: Any, *_args: Any) -> Iterator[Any]:
+    def made(gm: Any, *_args: Any, **_named: Any) -> Iterator[Any]:
         return (node.meta.get("example_value") for node in gm.graph.nodes)
 
-    def given(_kind: Any, _target: Any, args: Any, kwargs: Any, *_args: Any, **_kwargs: Any) -> list[Any]:
+    def given(*args: Any, **kwargs: Any) -> list[Any]:
         return tree_leaves((args, kwargs))
 
-    yield from telling(getattr(builder, "VariableBuilder", None), "__call__", lambda value: (value,))
+    yield from telling(getattr(builder, "VariableBuilder", None), "__call__", given)
     yield from telling(getattr(output_graph, "SubgraphTracer", None), "create_proxy", given)
     yield from telling(getattr(output_graph, "OutputGraph", None), "call_user_compiler", made)
 
