@@ -178,6 +178,16 @@ def test_L7_errors_of_compiled_functions_are_the_programs() -> None:
         torch.compile(lambda x: x + there, backend="eager", fullgraph=True)(torch.ones(3))
 
 
+def test_L9_dynamos_own_export_is_refused_and_torchs_is_not() -> None:
+    there = _net(LAZY), torch.ones(2, 3, device=LAZY)
+    with pytest.raises(mindtorch.UnsupportedOperationError, match=r"on the CPU: torch\.export\.export takes recorded"):
+        torch._dynamo.export(there[0], aten_graph=True)(there[1])
+    exported = torch.export.export(there[0], (there[1],)).module()
+    assert exported(there[1]).tolist() == there[0](there[1]).tolist()
+    graph, _ = torch._dynamo.export(_net("cpu"), aten_graph=True)(torch.ones(2, 3))
+    assert graph(torch.ones(2, 3)).tolist() == _net("cpu")(torch.ones(2, 3)).tolist()
+
+
 def test_L1_a_graph_that_cannot_be_whole_is_refused_for_plain_tensors() -> None:
     def prints(x: torch.Tensor) -> torch.Tensor:
         torch._dynamo.graph_break()

@@ -168,9 +168,12 @@ def of_dynamo(convert_frame: Any) -> Iterator[Patch]:
 
     @functools.wraps(converts)
     def convert(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(self._torchdynamo_orig_backend, "_export", False):
-            return converts(self, frame, *args, **kwargs)
         if _are_ours(frame.f_locals.values()):
+            if getattr(self._torchdynamo_orig_backend, "_export", False):
+                raise UnsupportedOperationError(
+                    "[torch._dynamo.export] expected tensors and modules on the CPU: "
+                    "torch.export.export takes recorded tensors"
+                )
             return torch_facts.uncompiled()
         before, _compiling_now.met = _compiling_now.met, False
         try:
