@@ -277,7 +277,7 @@ def with_size(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any
     for both in C++. They stay on the device, where the sparse tensor shares their memory."""
     given = dict(zip(("indices", "values", "size"), args)) | kwargs
     indices, values, size = (given.get(name) for name in ("indices", "values", "size"))
-    check = given.get("check_invariants")
+    check, coalesced = given.get("check_invariants"), given.get("is_coalesced")
     check = torch.sparse.check_sparse_tensor_invariants.is_enabled() if check is None else check
     if _core.get_handle(indices) is None or (size is not None and not check):
         return args, kwargs
@@ -285,7 +285,9 @@ def with_size(args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any
     with predict.quiet():
         shape = values.shape if isinstance(values, torch.Tensor) else torch.tensor(values, device=_CPU).shape
         values = torch.empty(shape, device=_CPU)  # of which nothing is read
-        made = torch.sparse_coo_tensor(at, values, *sized, device=_CPU, check_invariants=check)  # type: ignore[call-overload]
+        made = torch.sparse_coo_tensor(  # type: ignore[call-overload]
+            at, values, *sized, device=_CPU, check_invariants=check, is_coalesced=coalesced
+        )
     return args[:2], {**kwargs, "size": made.shape, "check_invariants": False}
 
 

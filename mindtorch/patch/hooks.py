@@ -351,6 +351,8 @@ def _new_hook(name: str) -> Any:
         if named or (pinned and self.device.type == "cpu"):
             if kwargs.get("dtype") is None:
                 kwargs["dtype"] = self.dtype
+            if self.layout is not torch.strided and name != "new_tensor" and kwargs.get("layout") is None:
+                kwargs["layout"] = self.layout
             if name not in ("new_tensor", "new_full", "new_empty_strided") and len(args) > 1:
                 args = (args,)
             return create(_hooks.original(factory), args, kwargs)

@@ -135,7 +135,8 @@ class KeptTensor(torch.Tensor):
             # Autograd must know parts by what made them: below them, views of lazy tensors build on that.
             with _force_original_view_tracking(True), _Lending(ours[0]):
                 return _below(func, types, args, kwargs or {})
-        return _on_device(_below(func, types, args, kwargs or {}), ours)
+        out, device = _below(func, types, args, kwargs or {}), (kwargs or {}).get("device")
+        return out if device is not None and where(device) is not RECORDED else _on_device(out, ours)
 
     def _settle(self) -> None:
         """Have written what was recorded as written to parts of it."""

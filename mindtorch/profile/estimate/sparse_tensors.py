@@ -94,6 +94,8 @@ class KnownSparse(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             mixing.mixed_devices(_info(func), args, kwargs)
         place = next(t._place for t in tensors_in(given) if isinstance(t, KnownSparse))
+        if kwargs and kwargs.get("device") is not None:  # of which C++ knows nothing
+            place, kwargs = place_of(kwargs["device"], anywhere=True), {**kwargs, "device": torch.device("cpu")}
         return _at(_below(func, types, args, kwargs or {}), place, given)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
@@ -197,7 +199,7 @@ def like(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], place: i
     if not args or not isinstance(args[0], KnownSparse):
         return None
     with torch._C.DisableTorchFunctionSubclass():
-        return labelled(func(*args, **{**kwargs, "device": "cpu"}).detach(), place)
+        return _at(func(*args, **{**kwargs, "device": "cpu"}).detach(), place, [])
 
 
 def _number(t: Any, name: str, is_index: bool, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
