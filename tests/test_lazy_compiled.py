@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from torch import nn
 
 import mindtorch
+from mindtorch.base import torch_facts
+from mindtorch.patch import tracing
 
 LAZY = "remote_accelerator:0"
 Same = Callable[..., None]
@@ -197,6 +200,19 @@ def test_L1_a_graph_that_cannot_be_whole_is_refused_for_plain_tensors() -> None:
     assert compiled(torch.ones(2, device=LAZY)).tolist() == [2.0, 2.0]
     with pytest.raises(torch._dynamo.exc.Unsupported, match="graph_break"):
         compiled(torch.ones(2))
+
+
+def test_L1_a_torch_that_compiles_elsewhere_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_facts, "lost", {})
+    graphs = Graphs()
+    double = torch.compile(lambda x: x * 2, backend=graphs, fullgraph=True)
+    with torch.compiler.set_stance("default"):  # what it was is put back
+        assert list(tracing.of_dynamo(types.ModuleType("torch._dynamo.convert_frame"))) == []
+        assert double(torch.ones(2)).tolist() == double(torch.ones(2, device=LAZY)).tolist() == [2.0, 2.0]
+        assert graphs.compiled == 0
+        assert list(mindtorch.stats()["torch_lost"].values()) == ["torch.compile compiles nothing"]
+    double(torch.ones(2))
+    assert graphs.compiled == 1
 
 
 def test_L1_disable_gives_dynamo_back_as_it_was() -> None:

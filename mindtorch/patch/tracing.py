@@ -158,11 +158,13 @@ def of_dynamo(convert_frame: Any) -> Iterator[Patch]:
     """Let Dynamo run frames with tensors of ours as they are, with all that they call, and for this call only.
 
     Most have them in their variables. Where it meets one elsewhere (a global, an attribute, one that the frame makes),
-    and then finds that it cannot compile the frame, it is the same. Of a torch that has no such places, graphs end at
-    each operation, and ``fullgraph=True`` is refused.
+    and then finds that it cannot compile the frame, it is the same. With a torch that does this elsewhere, nothing is
+    compiled from then on.
     """
     wrapper = getattr(convert_frame, "CatchErrorsWrapper", None)
     if wrapper is None:
+        torch_facts.lost["torch._dynamo.convert_frame.CatchErrorsWrapper"] = "torch.compile compiles nothing"
+        torch.compiler.set_stance("force_eager")
         return
     converts = wrapper.__call__
 
