@@ -32,8 +32,6 @@ from .producers import Source, packed, unpacked
 if TYPE_CHECKING:
     from ..engine.execute.tensors import LazyTensor
 
-MAX_TEMPLATE = 256  # inputs that `call_template` takes; beyond, a call's constants are not shown
-
 
 class Signature(NamedTuple):
     """What is the same for all records of one interned call, with the same floats."""
@@ -146,12 +144,7 @@ class Builder:
     def _signature(self, sig: int, n_in: int, n_out: int, floats: tuple[float, ...]) -> Signature:
         info = _core.sig_info(sig)
         metas = tuple(_core.input_metas(sig))
-        args: tuple[Any, ...]
-        kwargs: dict[str, Any]
-        if n_in <= MAX_TEMPLATE:
-            args, kwargs = _core.call_template(sig, tuple(Hole(i) for i in range(n_in)), None, floats)
-        else:
-            args, kwargs = ([Hole(i) for i in range(n_in)],), {}
+        args, kwargs = _core.call_template(sig, tuple(Hole(i) for i in range(n_in)), None, floats)
         writes = info.writes or ()
         written: list[int] = []
         for key, value in (*enumerate(args), *kwargs.items()):

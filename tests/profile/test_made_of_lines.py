@@ -141,6 +141,22 @@ def test_L13_an_optimizer_for_each_weight_is_as_many_as_there_are_weights(how):
     assert (row["instances"], row["calls"], row["attributes"]["kind"]) == (6, 6 * STEPS, "Adam")
 
 
+@pytest.mark.parametrize("how", HOW)
+def test_L13_a_step_of_more_weights_than_a_graph_showed_inputs_of_is_one(how):
+    """In an estimate, an optimizer of 129 weights had no row: its calls were taken to write to all that they read."""
+
+    def program() -> None:
+        model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(70)))
+        optimizer = _O.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+        for _ in range(STEPS):
+            model(torch.ones(2, 3)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    row = patterns(how, program)["optimizer update"]
+    assert (row["instances"], row["calls"], row["attributes"]["kind"]) == (1, STEPS, "SGD")
+
+
 def test_L13_what_a_backward_pass_does_on_an_optimizers_line_is_no_step():
     """Gradients of a loss outside of modules are made by mul and add, too: a tenth of the time was a seventh."""
     net = nn.Linear(4, 4)
