@@ -7,6 +7,7 @@ from torch import nn
 from mindtorch.profile import Profiler
 from mindtorch.profile.cost import targets
 from mindtorch.profile.estimate.estimator import Estimator
+from mindtorch.profile.measure import sampling
 
 HOW = {"measured": lambda: Profiler(whole=True), "estimated": lambda: Estimator(target=targets.find("h100"))}
 STEPS = 4
@@ -155,6 +156,44 @@ def test_L13_a_step_of_more_weights_than_a_graph_showed_inputs_of_is_one(how):
 
     row = patterns(how, program)["optimizer update"]
     assert (row["instances"], row["calls"], row["attributes"]["kind"]) == (1, STEPS, "SGD")
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("late", [0, STEPS + 2])
+def test_L13_optimizers_with_a_pass_backward_each_are_as_many(how, late):
+    """As a CycleGAN's three are, or one whose part of the training begins later. There were two of them."""
+
+    def program() -> None:
+        nets = [nn.Linear(3, 3) for _ in range(3)]
+        optimizers = [_O.Adam(net.parameters()) for net in nets]
+        for step in range(late + STEPS):
+            for net, optimizer in list(zip(nets, optimizers))[: 3 if step >= late else 2]:
+                net(torch.ones(2, 3)).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    row = patterns(how, program)["optimizer update"]
+    assert (row["instances"], row["calls"]) == (3, 2 * (late + STEPS) + STEPS)
+
+
+@pytest.mark.parametrize(("kind", "most"), [
+    (_O.SGD, sampling.CALLS),
+    (_O.LBFGS, sampling.CALLS + sampling.MOST_IN_VAIN),  # whose step ends when no graph of it is taken
+])  # fmt: skip
+def test_L13_few_graphs_of_steps_are_taken(kind, most, monkeypatch):
+    begun = []
+    begin = sampling.SamplingProfile._begin
+    monkeypatch.setattr(sampling.SamplingProfile, "_begin", lambda self: (begun.append(0), begin(self)))
+
+    def program() -> None:
+        net = nn.Linear(3, 3)
+        optimizer = kind(net.parameters(), 0.1)
+        for _ in range(40):
+            net(torch.ones(2, 3)).square().sum().backward()
+            optimizer.step(lambda: net(torch.ones(2, 3)).sum() if kind is _O.LBFGS else None)
+
+    patterns("measured", program)
+    assert len(begun) <= sampling.CALLS + most  # with those of the model's calls
 
 
 def test_L13_what_a_backward_pass_does_on_an_optimizers_line_is_no_step():
