@@ -259,11 +259,18 @@ class LogBuilder(Builder):
             while others and others[-1].position < position:
                 self._add_unrecorded(others.pop())
             middle, end = at + 7 + n_in, at + 7 + n_in + n_out
-            self.add(sig, module, loc, phase & 0xFF, words[at + 7 : middle], words[middle:end])
-            self.positions[len(self.graph) - 1] = position
+            if n_out or self._acts(sig, n_in):
+                self.add(sig, module, loc, phase & 0xFF, words[at + 7 : middle], words[middle:end])
+                self.positions[len(self.graph) - 1] = position
             at = end
         while others:
             self._add_unrecorded(others.pop())
+
+    def _acts(self, sig: int, n_in: int) -> bool:
+        """Does a call that gives nothing new do something else? Dropout in evaluation gives what it got."""
+        known = self.signatures.get((sig, ())) or self._signature(sig, n_in, 0, ())
+        self.signatures[sig, ()] = known
+        return bool(known.written) or known.generator >= 0
 
     def _add_unrecorded(self, made: Unrecorded) -> None:
         graph = self.graph

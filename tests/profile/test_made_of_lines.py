@@ -228,3 +228,54 @@ def test_L13_a_convolution_called_under_vmap_at_two_lines_is_one(how):
         torch.func.vmap(torch.func.grad(again), (None, 0))(given, x)
 
     assert patterns(how, program)["convolution"]["instances"] == 1
+
+
+class Convolved(nn.Module):
+    """Attention of a picture's places, whose projections are convolutions of kernels of one place, as diffusion has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Conv1d(16, 48, 1), nn.Conv1d(16, 16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).chunk(3, 1)
+        shares = torch.softmax(q.transpose(1, 2) @ k / 4, -1)
+        return x + self.out(v @ shares.transpose(1, 2))
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_convolutions_that_project_are_part_of_attention_in_each_call(how):
+    """Without gradients, an estimate knows the calls after the first by the name that the program called: `conv1d`."""
+
+    def program() -> None:
+        model = Convolved()
+        with torch.no_grad():
+            for _ in range(3):
+                model(torch.ones(2, 16, 5))
+
+    found = patterns(how, program)
+    assert {name: (row["instances"], row["calls"]) for name, row in found.items()} == {"attention": (1, 3)}
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.mlp = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 8), nn.Dropout(0.1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.mlp(self.norm(x))
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_dropout_that_drops_nothing_stands_between_no_two_parts_of_a_block(how):
+    """In inference mode an estimate took it for another reader of what it hands on."""
+
+    def program() -> None:
+        model = nn.Sequential(Dropping(), Dropping()).eval()
+        with torch.inference_mode():
+            for _ in range(3):
+                model(torch.ones(2, 5, 8))
+
+    row = patterns(how, program)["feed-forward"]
+    assert (row["instances"], row["calls"]) == (2, 6)
