@@ -230,6 +230,22 @@ def test_L13_a_convolution_called_under_vmap_at_two_lines_is_one(how):
     assert patterns(how, program)["convolution"]["instances"] == 1
 
 
+@pytest.mark.parametrize("how", HOW)
+def test_L13_losses_that_are_modules_of_their_own_are_as_many(how):
+    """L1Loss is a difference and a mean: without the call before it, of two tensors from nowhere, it was no loss."""
+
+    def program() -> None:
+        model, other = nn.Linear(3, 3), nn.Linear(3, 3)
+        near, far = nn.L1Loss(), nn.MSELoss()
+        for _ in range(STEPS):
+            x = torch.ones(2, 3)
+            first = near(model(x), x)
+            (first + far(other(x), x)).backward()
+
+    row = patterns(how, program)["loss"]
+    assert (row["instances"], row["calls"]) == (2, 2 * STEPS)
+
+
 class Convolved(nn.Module):
     """Attention of a picture's places, whose projections are convolutions of kernels of one place, as diffusion has."""
 

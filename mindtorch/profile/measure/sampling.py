@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from mindtorch._ext import context
 from mindtorch._ext.collect import Collector
 from mindtorch._ext.signals import by_signal_handler
-from mindtorch.engine.semantics import modules
+from mindtorch.engine.semantics import modules, owners
 from mindtorch.graph import ComputationGraph
 from mindtorch.graph.capture import Beginning, Recorder
 
@@ -80,6 +80,7 @@ class Sampling:
         self._missed: set[int] = set()  # those whose steps no graph has yet
         self._in_vain = 0  # graphs without a step that was looked for
         self._looking = True
+        self._weightless: set[int] = set()  # path ids of models without parameters, as losses are
         self._key = (0, False)  # of the call
         self._of = ""  # what it is being taken of: a call, what comes after it, or a step
         self._nodes = 0
@@ -90,6 +91,8 @@ class Sampling:
         own = threading.get_ident() == self._thread
         if kind == "enter":
             key = which, torch.is_grad_enabled()
+            if own and self._of == "after" and key[1] and self._key[1] and which in self._weightless:
+                return  # what is done with the result goes on
             wanted = self._seen[key] < (CALLS if key[1] else GENERATING) and not torch.compiler.is_compiling()
             goes_on = own and self._of == "after" and wanted and key == self._key and not key[1]  # else each its own
             if own and self._of != "call" and not goes_on:
@@ -156,6 +159,10 @@ class Sampling:
 
     def saw_root(self, root: torch.nn.Module, path: int) -> None:
         """A model, or a module of it, is called for the first time."""
+        if owners.first_parameter(root) is None:
+            self._weightless.add(path)
+        else:
+            self._weightless.discard(path)
 
     def _begin(self) -> None:
         """Watch from now on what reads what."""
@@ -214,6 +221,7 @@ class SamplingProfile(Sampling):
         return Sample(recorder.graph)
 
     def saw_root(self, root: torch.nn.Module, path: int) -> None:
+        super().saw_root(root, path)
         if self._recorder is None:
             return
         try:
