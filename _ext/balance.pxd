@@ -44,4 +44,5 @@ cdef class Balance:
     cdef bint in_module(self, uint32_t module) noexcept    # False when there is no memory for so many modules
     cdef void only(self, uint8_t where) noexcept
     cdef object storage_of(self, tensor)
+    cdef bint copied(self, out, tuple args) except -1
     cdef void restart(self) noexcept           # peaks start again from what is live

@@ -164,6 +164,17 @@ cdef class Balance:
         if self.departed:
             self.departed.clear()
 
+    cdef bint copied(self, out, tuple args) except -1:
+        """Has what an op gives other memory than its first argument?"""
+        if not args or not PyObject_TypeCheck(out, self.tensor_type):
+            return False
+        if not PyObject_TypeCheck(args[0], self.tensor_type) or handle_of(out) is not None:
+            return True                        # `hold` tells of a lazy tensor
+        try:
+            return self.storage_of(out) is not self.storage_of(args[0])
+        except (RuntimeError, NotImplementedError, AttributeError, ValueError):
+            return False                       # sparse and opaque tensors have none
+
     cdef object storage_of(self, tensor):
         """torch's object, of which there is one per storage; RuntimeError and others: there is no storage."""
         storage = tensor.untyped_storage()

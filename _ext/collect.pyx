@@ -528,7 +528,7 @@ cdef class Collector:
             self.n_ops += 1
             recorded = tape is not None and tape.n_recorded != before
             sig = self.signature(op, args, kwargs, out)
-            if op.allocates:
+            if op.allocates or (op.may_copy and self.balance.copied(out, args)):
                 maker = Maker(sig, module, location, <uint8_t> phase)
                 nbytes = self.balance.track(out, &maker, here)
             elif op.writes:

@@ -17,6 +17,7 @@ cdef class Op:
     cdef readonly bint is_free                 # computes nothing by definition
     cdef readonly bint by_output               # FLOPs depend on nothing but the shape of the first result
     cdef readonly bint allocates               # has outputs that are neither views nor written arguments
+    cdef readonly bint may_copy                # its output is a view, or new memory
     cdef readonly bint writes                  # writes into an argument
     cdef readonly bint detaches
     cdef readonly bint begins, ends            # a label: torch's own notes, no op

@@ -16,6 +16,7 @@ class Op:
     has_formula: bool
     is_free: bool
     allocates: bool
+    may_copy: bool
     writes: bool
     detaches: bool
     begins: bool
@@ -34,4 +35,5 @@ class Op:
         writes: bool,
         is_run: bool = ...,
         by_output: bool = ...,
+        may_copy: bool = ...,
     ) -> None: ...

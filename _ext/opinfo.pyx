@@ -12,7 +12,7 @@ cdef class Op:
     """What is the same for all calls of one operator."""
 
     def __init__(self, func, call, name, category, has_formula, is_free, allocates, writes, is_run=False,
-                 by_output=False):
+                 by_output=False, may_copy=False):
         self.func = func
         self.call = call
         self.name = name
@@ -20,6 +20,7 @@ cdef class Op:
         self.has_formula = has_formula
         self.is_free = is_free
         self.allocates = allocates
+        self.may_copy = may_copy
         self.writes = writes
         self.is_run = is_run
         self.by_output = by_output

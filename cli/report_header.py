@@ -214,7 +214,8 @@ def _mostly(report: dict[str, Any]) -> str:
     if 2 * spent > wall:
         return f", most of it {what}"
     apart = sum(spent for _, spent in parts)
-    return f", most of it start-up and waiting: {seconds(apart)}" if 2 * apart > wall > time_s else ""
+    waiting = " and waiting" if any(what.startswith("waiting") for what, _ in parts) else ""
+    return f", most of it start-up{waiting}: {seconds(apart)}" if 2 * apart > wall > time_s else ""
 
 
 def _host(host: dict[str, Any]) -> str:

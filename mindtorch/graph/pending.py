@@ -32,8 +32,6 @@ from .producers import Source, packed, unpacked
 if TYPE_CHECKING:
     from ..engine.execute.tensors import LazyTensor
 
-MAX_TEMPLATE = 256  # inputs that `call_template` takes; beyond, a call's constants are not shown
-
 
 class Signature(NamedTuple):
     """What is the same for all records of one interned call, with the same floats."""
@@ -146,12 +144,7 @@ class Builder:
     def _signature(self, sig: int, n_in: int, n_out: int, floats: tuple[float, ...]) -> Signature:
         info = _core.sig_info(sig)
         metas = tuple(_core.input_metas(sig))
-        args: tuple[Any, ...]
-        kwargs: dict[str, Any]
-        if n_in <= MAX_TEMPLATE:
-            args, kwargs = _core.call_template(sig, tuple(Hole(i) for i in range(n_in)), None, floats)
-        else:
-            args, kwargs = ([Hole(i) for i in range(n_in)],), {}
+        args, kwargs = _core.call_template(sig, tuple(Hole(i) for i in range(n_in)), None, floats)
         writes = info.writes or ()
         written: list[int] = []
         for key, value in (*enumerate(args), *kwargs.items()):
@@ -266,11 +259,18 @@ class LogBuilder(Builder):
             while others and others[-1].position < position:
                 self._add_unrecorded(others.pop())
             middle, end = at + 7 + n_in, at + 7 + n_in + n_out
-            self.add(sig, module, loc, phase & 0xFF, words[at + 7 : middle], words[middle:end])
-            self.positions[len(self.graph) - 1] = position
+            if n_out or self._acts(sig, n_in):
+                self.add(sig, module, loc, phase & 0xFF, words[at + 7 : middle], words[middle:end])
+                self.positions[len(self.graph) - 1] = position
             at = end
         while others:
             self._add_unrecorded(others.pop())
+
+    def _acts(self, sig: int, n_in: int) -> bool:
+        """Does a call that gives nothing new do something else? Dropout in evaluation gives what it got."""
+        known = self.signatures.get((sig, ())) or self._signature(sig, n_in, 0, ())
+        self.signatures[sig, ()] = known
+        return bool(known.written) or known.generator >= 0
 
     def _add_unrecorded(self, made: Unrecorded) -> None:
         graph = self.graph

@@ -104,6 +104,13 @@ def is_view(overload: Any) -> bool:
     return bool(returns) and all(info is not None and not info.is_write for info in returns)
 
 
+def may_copy(overload: Any) -> bool:
+    """May what it gives have memory of its own although the schema says that it is a view: ``to``, ``reshape``? Torch
+    takes such ops apart, but in inference mode."""
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
+    return is_view(overload) and composite
+
+
 def allocates(overload: Any) -> bool:
     """Does it give a tensor with memory of its own?"""
     return about(overload._schema.name).adopts or any(r.alias_info is None for r in overload._schema.returns)

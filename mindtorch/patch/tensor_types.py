@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from ..base.patching import Patch
+from ..devices import mode
+from ..engine.record.meeting import bring_together
 
 __all__ = ["patches"]
 _NAMES = (
@@ -78,23 +80,29 @@ def patches(kind: str, named_otherwise: bool) -> Iterator[Patch]:
             return self.to("cpu", dtype.dtype, non_blocking=non_blocking)
         return before(self, dtype, non_blocking, **kwargs)
 
-    chosen = False
+    chosen, met = False, None
+
+    def choose(device: str | None) -> None:
+        nonlocal chosen, met
+        if named_otherwise:
+            # ``torch.Tensor(2, 3)`` is there, too, in torch. Here it stays on the CPU: it joins what it meets.
+            met = met if chosen else mode.now.meets
+            mode.change(meets=met if device is None else bring_together)
+        chosen = device is not None
+        torch.set_default_device(device)
 
     def set_default(t: Any) -> None:
         """``torch.set_default_tensor_type``: a dtype, and the device."""
-        nonlocal chosen
         t = named(t)
         if isinstance(t, _TensorType):
             if not t.dtype.is_floating_point:
                 raise TypeError("only floating-point types are supported as the default type")
             torch.set_default_dtype(t.dtype)
-            torch.set_default_device(kind)
-            chosen = True
+            choose(kind)
             return
         _torch_default(t)
         if chosen:
-            torch.set_default_device(None)
-            chosen = False
+            choose(None)
 
     yield from ((torch.cuda, name, value) for name, value in types.items())
     yield torch.Tensor, "type", typed

@@ -13,6 +13,7 @@ from mindtorch.cli import units
 from mindtorch.cli.following import suggest
 from mindtorch.cli.render import Canvas, canvas, clean, terminal_width
 from mindtorch.cli.report import View, render_report
+from mindtorch.cli.report_header import _mostly
 from mindtorch.profile.report import folding
 from mindtorch.profile.report.columns import MODULES
 
@@ -401,3 +402,12 @@ def test_C4_what_the_host_does_is_told_as_a_least_as_short_stretches_are_not_see
     text = " ".join(render(dict(make_report(), mode="estimate", host=host), width=200).split())
     assert "host, here at least 500 ms of the program's own Python between ops" in text
     assert "data, here at least 250 ms of what a DataLoader's workers would do, measured here" in text
+
+
+@pytest.mark.parametrize(("waits", "words"), [
+    ([], "start-up: 6.00 s"), ([{"for": "child processes", "self_s": 1.0}], "start-up and waiting: 6.00 s"),
+])  # fmt: skip
+def test_C2_what_most_of_a_run_was_names_waiting_only_where_it_waited(waits, words):
+    startup = {"import_s": 4.0, "init_s": 2.0, "waits": waits}
+    report = {"totals": {"wall_s": 10.0, "time_s": 3.0}, "startup": startup}
+    assert _mostly(report) == f", most of it {words}"

@@ -58,3 +58,30 @@ def test_C10_an_estimate_knows_types_of_cuda(runs):
     lines = done.stdout.splitlines()
     assert lines[1:4] == ["True torch.float32 True False torch.float32", "True", "True True"], lines
     assert lines[4].startswith("torch.FloatTensor torch.DoubleTensor") and lines[-2] == "True", lines
+
+
+MADE_BY_OLD_CONSTRUCTORS = """
+    import torch
+
+    if torch.cuda.is_available():
+        torch.set_default_tensor_type("torch.cuda.FloatTensor")
+    torch.manual_seed(0)
+    net = torch.nn.Linear(3, 2)
+    far = torch.Tensor([1e10]).expand(2, 1)
+    y = torch.cat([net(torch.ones(2, 3)), far], -1)
+    (y[:, :2] * torch.Tensor(2, 2).fill_(3.0)).sum().backward()
+    print(y.tolist(), net.weight.grad.tolist())
+    torch.set_default_tensor_type("torch.FloatTensor")
+    try:
+        print(torch.cat([y.detach().sum().view(1), torch.ones(1)]).shape, torch.cuda.is_available())
+    except RuntimeError as error:
+        print("two devices" in str(error))
+"""
+
+
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
+def test_C9_what_old_constructors_make_joins_the_device_that_is_the_default_type_s(runs):
+    """nerf-pytorch ended with "found at least two devices": torch makes them on CUDA then."""
+    plain, under = runs.both(MADE_BY_OLD_CONSTRUCTORS, options=("--map", "cuda"))
+    assert under.code == plain.code == 0, under.err
+    assert under.out.splitlines() == [plain.out.splitlines()[0], "True"], under.out  # afterwards, they are apart again

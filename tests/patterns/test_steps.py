@@ -59,6 +59,8 @@ OPTIMIZERS: dict[str, tuple[Do, str, str]] = {
     "AdamW fused": (torchs(_O.AdamW, fused=True), "AdamW", "fused"),
     "Adagrad": (torchs(_O.Adagrad), "Adagrad", "one by one"),
     "RMSprop": (torchs(_O.RMSprop, foreach=True), "RMSprop", "foreach"),
+    "RMSprop with momentum": (torchs(_O.RMSprop, momentum=0.9, weight_decay=0.1), "RMSprop", "one by one"),
+    "RMSprop with momentum, foreach": (torchs(_O.RMSprop, momentum=0.999, foreach=True), "RMSprop", "foreach"),
 }  # fmt: skip
 
 
@@ -221,6 +223,13 @@ def squared(parameters: Parameters) -> None:
 def test_L13_other_functions_of_gradients_are_no_known_step(step: Do) -> None:
     found = instances("optimizer update", step)
     assert all(each.refused == "its step is not that of SGD, Adam, Adagrad or RMSprop" for each in found)
+
+
+def test_L13_a_step_whose_made_up_numbers_have_no_root_is_no_known_one(capfd: pytest.CaptureFixture[str]) -> None:
+    """Of a centered RMSprop: of a number less a square of another. MKL was given no number, and the search ended."""
+    found = instances("optimizer update", torchs(_O.RMSprop, centered=True))
+    assert all(each.refused == "its step is not that of SGD, Adam, Adagrad or RMSprop" for each in found) and found
+    assert "MKL" not in capfd.readouterr().err
 
 
 @torch.no_grad()

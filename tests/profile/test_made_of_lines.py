@@ -7,6 +7,7 @@ from torch import nn
 from mindtorch.profile import Profiler
 from mindtorch.profile.cost import targets
 from mindtorch.profile.estimate.estimator import Estimator
+from mindtorch.profile.measure import sampling
 
 HOW = {"measured": lambda: Profiler(whole=True), "estimated": lambda: Estimator(target=targets.find("h100"))}
 STEPS = 4
@@ -141,6 +142,60 @@ def test_L13_an_optimizer_for_each_weight_is_as_many_as_there_are_weights(how):
     assert (row["instances"], row["calls"], row["attributes"]["kind"]) == (6, 6 * STEPS, "Adam")
 
 
+@pytest.mark.parametrize("how", HOW)
+def test_L13_a_step_of_more_weights_than_a_graph_showed_inputs_of_is_one(how):
+    """In an estimate, an optimizer of 129 weights had no row: its calls were taken to write to all that they read."""
+
+    def program() -> None:
+        model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(70)))
+        optimizer = _O.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+        for _ in range(STEPS):
+            model(torch.ones(2, 3)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    row = patterns(how, program)["optimizer update"]
+    assert (row["instances"], row["calls"], row["attributes"]["kind"]) == (1, STEPS, "SGD")
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("late", [0, STEPS + 2])
+def test_L13_optimizers_with_a_pass_backward_each_are_as_many(how, late):
+    """As a CycleGAN's three are, or one whose part of the training begins later. There were two of them."""
+
+    def program() -> None:
+        nets = [nn.Linear(3, 3) for _ in range(3)]
+        optimizers = [_O.Adam(net.parameters()) for net in nets]
+        for step in range(late + STEPS):
+            for net, optimizer in list(zip(nets, optimizers))[: 3 if step >= late else 2]:
+                net(torch.ones(2, 3)).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    row = patterns(how, program)["optimizer update"]
+    assert (row["instances"], row["calls"]) == (3, 2 * (late + STEPS) + STEPS)
+
+
+@pytest.mark.parametrize(("kind", "most"), [
+    (_O.SGD, sampling.CALLS),
+    (_O.LBFGS, sampling.CALLS + sampling.MOST_IN_VAIN),  # whose step ends when no graph of it is taken
+])  # fmt: skip
+def test_L13_few_graphs_of_steps_are_taken(kind, most, monkeypatch):
+    begun = []
+    begin = sampling.SamplingProfile._begin
+    monkeypatch.setattr(sampling.SamplingProfile, "_begin", lambda self: (begun.append(0), begin(self)))
+
+    def program() -> None:
+        net = nn.Linear(3, 3)
+        optimizer = kind(net.parameters(), 0.1)
+        for _ in range(40):
+            net(torch.ones(2, 3)).square().sum().backward()
+            optimizer.step(lambda: net(torch.ones(2, 3)).sum() if kind is _O.LBFGS else None)
+
+    patterns("measured", program)
+    assert len(begun) <= sampling.CALLS + most  # with those of the model's calls
+
+
 def test_L13_what_a_backward_pass_does_on_an_optimizers_line_is_no_step():
     """Gradients of a loss outside of modules are made by mul and add, too: a tenth of the time was a seventh."""
     net = nn.Linear(4, 4)
@@ -173,3 +228,70 @@ def test_L13_a_convolution_called_under_vmap_at_two_lines_is_one(how):
         torch.func.vmap(torch.func.grad(again), (None, 0))(given, x)
 
     assert patterns(how, program)["convolution"]["instances"] == 1
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_losses_that_are_modules_of_their_own_are_as_many(how):
+    """L1Loss is a difference and a mean: without the call before it, of two tensors from nowhere, it was no loss."""
+
+    def program() -> None:
+        model, other = nn.Linear(3, 3), nn.Linear(3, 3)
+        near, far = nn.L1Loss(), nn.MSELoss()
+        for _ in range(STEPS):
+            x = torch.ones(2, 3)
+            first = near(model(x), x)
+            (first + far(other(x), x)).backward()
+
+    row = patterns(how, program)["loss"]
+    assert (row["instances"], row["calls"]) == (2, 2 * STEPS)
+
+
+class Convolved(nn.Module):
+    """Attention of a picture's places, whose projections are convolutions of kernels of one place, as diffusion has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Conv1d(16, 48, 1), nn.Conv1d(16, 16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).chunk(3, 1)
+        shares = torch.softmax(q.transpose(1, 2) @ k / 4, -1)
+        return x + self.out(v @ shares.transpose(1, 2))
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_convolutions_that_project_are_part_of_attention_in_each_call(how):
+    """Without gradients, an estimate knows the calls after the first by the name that the program called: `conv1d`."""
+
+    def program() -> None:
+        model = Convolved()
+        with torch.no_grad():
+            for _ in range(3):
+                model(torch.ones(2, 16, 5))
+
+    found = patterns(how, program)
+    assert {name: (row["instances"], row["calls"]) for name, row in found.items()} == {"attention": (1, 3)}
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.mlp = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 8), nn.Dropout(0.1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.mlp(self.norm(x))
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_dropout_that_drops_nothing_stands_between_no_two_parts_of_a_block(how):
+    """In inference mode an estimate took it for another reader of what it hands on."""
+
+    def program() -> None:
+        model = nn.Sequential(Dropping(), Dropping()).eval()
+        with torch.inference_mode():
+            for _ in range(3):
+                model(torch.ones(2, 5, 8))
+
+    row = patterns(how, program)["feed-forward"]
+    assert (row["instances"], row["calls"]) == (2, 6)

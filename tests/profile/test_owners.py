@@ -326,3 +326,18 @@ def test_C2_a_wrapper_of_the_programs_function_is_the_model_when_all_ends_with_i
     with Profiler() as seen:
         program()
     assert [row["name"] for row in seen.report()["models"]] == ["Around"]
+
+
+@pytest.mark.parametrize("kind", [Profiler, Estimator])
+def test_C2_a_model_that_grows_while_it_is_called_has_its_name(kind):
+    """As in the tutorial on neural style: called with one layer of weights, cut off, called with all: "Conv2d"."""
+    with kind() as seen:
+        model = nn.Sequential(nn.Tanh())
+        for _ in range(3):
+            model.append(nn.Linear(4, 4))
+            model(torch.ones(1, 4))
+        model = model[:3]
+        model(torch.ones(1, 4)).sum().backward()
+    report = seen.report()
+    assert [row["name"] for row in report["models"]] == ["Sequential"]
+    assert {row["path"] for row in report["modules"] if not row["depth"] and row["params"]} == {"Sequential"}

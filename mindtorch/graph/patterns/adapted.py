@@ -14,8 +14,10 @@ from .rerun import Source
 if TYPE_CHECKING:
     from .flow import Flow
 
-__all__ = ["Adapted", "activation", "adapted", "adds_bias", "is_lookup", "is_product"]
+__all__ = ["CONVOLUTIONS", "Adapted", "activation", "adapted", "adds_bias", "is_lookup", "is_product"]
 
+#: In one call; a program without gradients may be recorded by the name that it called.
+CONVOLUTIONS = frozenset(f"aten::{name}" for name in ("convolution", "conv1d", "conv2d", "conv3d"))
 _SUMS = frozenset({"aten::add", "aten::add_"})
 _SCALED = frozenset({"aten::mul", "aten::mul_", "aten::div", "aten::div_"})
 
@@ -85,7 +87,7 @@ def is_product(flow: Flow, node: int) -> bool:
     if not flow.is_op(node):
         return False
     return flow.is_linear(node) or (
-        flow.ops[node] == "aten::convolution" and flow.is_leaf(flow.inputs(node)[1][0])
+        flow.ops[node] in CONVOLUTIONS and flow.is_leaf(flow.inputs(node)[1][0])
         and not flow.is_leaf(flow.inputs(node)[0][0])
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .flow import Flow
+from .flow import CONVOLUTIONS, Flow
 from .pattern import Check, Found, Pattern, Refused, Trial, agree, form_of
 from .rerun import CannotRun, Source
 from .softmax import Softmax, softmax_at
@@ -196,7 +196,7 @@ def _check_tokens(flow: Flow, q: Source) -> None:
         elif flow.shape(source) != flow.shape(at):
             return
         at = source
-    if not flow.is_op(at[0]) or flow.ops[at[0]] == "aten::convolution":
+    if not flow.is_op(at[0]) or flow.ops[at[0]] in CONVOLUTIONS:
         return
     from .rerun import run
 

@@ -10,13 +10,12 @@ import torch
 from torch.nn import functional as F
 
 from ..graph import Node
-from .flow import Flow
+from .flow import CONVOLUTIONS, Flow
 from .pattern import Check, Found, Pattern, Refused, Trial, agree, arguments, fewer, form_of
 from .rerun import Source
 
 __all__ = ["Convolution"]
 
-_CONVOLUTIONS = frozenset(f"aten::{name}" for name in ("convolution", "conv1d", "conv2d", "conv3d"))
 _MOST = 64  # operations that a kernel is computed by
 _SMALL = 6  # how many numbers a side of a trial's picture has beyond the kernel
 _WITH_TRAINING = ("input", "weight", "bias", "mean", "variance", "training", "momentum", "eps")
@@ -42,7 +41,7 @@ class Convolution(Pattern):
 
     def find(self, flow: Flow) -> Iterator[Found | tuple[int, str]]:
         for node in flow.nodes:
-            if flow.ops[node] not in _CONVOLUTIONS or not (weights := _weights(flow, node)):
+            if flow.ops[node] not in CONVOLUTIONS or not (weights := _weights(flow, node)):
                 continue
             norm = _only_reader(flow, node, lambda n: flow.ops[n] in _NORMS)
             last = node if norm is None else norm

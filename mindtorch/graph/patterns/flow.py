@@ -9,7 +9,7 @@ import torch
 
 from ..._ext import context
 from ..graph import ComputationGraph, Node
-from .adapted import Adapted, adapted
+from .adapted import CONVOLUTIONS, Adapted, adapted
 from .rerun import DROPOUT, Source, function
 
 __all__ = ["FORWARD", "Flow"]
@@ -25,7 +25,8 @@ MOVES = frozenset(f"aten::{name}" for name in (
 #: Products of a matrix, by where its two sides stand among the arguments.
 PRODUCTS = {
     "aten::addmm": (1, 2), "aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::baddbmm": (1, 2), "aten::matmul": (0, 1),
-    "aten::linear": (0, 1), "aten::convolution": (0, 1), "aten::mkldnn_linear": (0, 1), "aten::_grouped_mm": (0, 1),
+    "aten::linear": (0, 1), "aten::mkldnn_linear": (0, 1), "aten::_grouped_mm": (0, 1),
+    **dict.fromkeys(CONVOLUTIONS, (0, 1)),
 }  # fmt: skip
 
 _DRAWN = frozenset(f"aten::{name}" for name in ("bernoulli_", "bernoulli", "div_", "div", "empty_like"))
@@ -139,7 +140,7 @@ class Flow:
             return False
         if self.is_leaf(sides[0][0]) and not self.is_weight(self.behind(sides[1])[0][0]):
             return False  # two tensors from outside: who knows which is the weight
-        if self.ops[node] == "aten::convolution":
+        if self.ops[node] in CONVOLUTIONS:
             return all(n == 1 for n in self.shape(sides[1])[2:])
         return True
 

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from .adapted import Adapted, adds_bias, is_lookup
-from .flow import Flow
+from .flow import CONVOLUTIONS, Flow
 from .pattern import Check, Found, Pattern, Refused, Trial, agree, arguments, fewer, form_of
 from .rerun import CannotRun, Source
 
@@ -61,7 +61,7 @@ def _got(flow: Flow, node: int) -> int:
 
 
 def _sides(flow: Flow, node: int) -> int:
-    return len(flow.shape(flow.inputs(node)[1])) - 2 if flow.ops[node] == "aten::convolution" else 0
+    return len(flow.shape(flow.inputs(node)[1])) - 2 if flow.ops[node] in CONVOLUTIONS else 0
 
 
 def _of(flow: Flow, base: int) -> str:
@@ -104,13 +104,14 @@ def _called(flow: Flow, trial: Trial, node: int, x: torch.Tensor) -> torch.Tenso
     sides, inputs = flow.sides(node), flow.inputs(node)
     assert sides is not None
     weight = trial.given(sides[1])
-    if flow.ops[node] == "aten::convolution":
-        names = ("input", "weight", "bias", "stride", "padding", "dilation", "transposed", "output_padding", "groups")
+    if flow.ops[node] in CONVOLUTIONS:
+        names = ["input", "weight", "bias", "stride", "padding", "dilation"]
+        names += ["transposed", "output_padding", "groups"] if flow.ops[node] == "aten::convolution" else ["groups"]
         given: dict[str, Any] = arguments(flow[node], *names)
-        if given["transposed"]:
+        if given.get("transposed"):
             raise Refused("its convolution is transposed")
         bias = trial.argument(flow[node], given["bias"])
-        how = {name: given[name] for name in ("stride", "padding", "dilation", "groups")}
+        how = {name: given[name] for name in ("stride", "padding", "dilation", "groups") if given[name] is not None}
         return _CONVOLVED[_sides(flow, node) - 1](x, weight, bias, **how)
     if weight.dim() != 2:
         raise Refused("its weight is not a matrix")

@@ -224,7 +224,16 @@ def _kind(trial: Trial, updates: list[_Update], values: dict[Source, Tensor]) ->
                     return "Adam"
                 grows = _solved([before, g * g], square)
                 return "Adagrad" if grows is not None and abs(grows[0] - 1) < _CLOSE else "RMSprop"
+    if any(_gathers(x, s, g, square.sqrt()) for square, _ in squares for x in made if _solved([x], step) is not None
+           for s in state):  # fmt: skip
+        return "RMSprop"
     return None
+
+
+def _gathers(x: Tensor, before: Tensor, g: Tensor, root: Tensor) -> bool:
+    """Is it some of the state before, as momentum is, and g / (root + a constant)?"""
+    found = _solved([x * root, x, before * root, before], g)
+    return found is not None and abs(found[0] - 1) < _CLOSE and found[2] < -1e-7
 
 
 def _mixes(x: Tensor, before: Tensor, new: Tensor) -> bool:
@@ -236,6 +245,8 @@ def _mixes(x: Tensor, before: Tensor, new: Tensor) -> bool:
 def _solved(columns: list[Tensor], wanted: Tensor) -> list[float] | None:
     """What each column counts, where they add up to what is wanted."""
     a = torch.stack(columns, 1)
+    if not bool(a.isfinite().all() & wanted.isfinite().all()):
+        return None  # a root of made-up numbers, of which the program's are never negative
     found = torch.linalg.lstsq(a, wanted[:, None], driver="gelsd").solution[:, 0]
     if not bool(found.isfinite().all()) or float((a @ found - wanted).abs().max()) > _CLOSE * float(wanted.abs().max()):
         return None

@@ -28,7 +28,7 @@ from ...devices.lazy_device import device_at, place_of
 from ...engine.record.meta import MetaTensor, as_meta
 from ...engine.record.predict import MOST_KNOWN
 from ...patch.files import FRAMEWORKS, OpenedFile
-from . import known, saved
+from . import known, saved, transfers
 from .private_files import actual
 
 
@@ -60,15 +60,16 @@ class _Sizes(NamedTuple):
 
 
 def _save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-    saved.remember(f, _exchange(obj, _sizes_of, {}))
+    saved.remember(f, _exchange(obj, functools.partial(_sizes_of, done=set()), {}))
 
 
-def _sizes_of(value: Any) -> Any:
+def _sizes_of(value: Any, done: set[int]) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     handle = _core.get_handle(value)
     if handle is None and type(value) is torch.Tensor and not value.is_meta and value.numel() <= MOST_KNOWN:
         return value.detach().clone()  # the state of a generator
+    transfers.saves(value, done)
     with torch._C.DisableTorchFunctionSubclass():
         like = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     parameter = isinstance(value, torch.nn.Parameter)

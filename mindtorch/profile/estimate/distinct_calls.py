@@ -68,7 +68,7 @@ class DistinctCalls:
             done = work(func, args, kwargs, out)
             if not op.is_free:
                 flops = None if done.flops is None else (done.flops, done.macs)
-            nbytes = _allocated(op, args, out)
+            nbytes = _allocated(op, args, out, name is None and not _core.sig_is_view(sig))
             if name in known.on_host if name is not None else _is_on_host(sig):
                 self.on_host.add(len(self._bytes))
         self.ops.append(op)
@@ -212,8 +212,11 @@ def call_of(sig: int) -> tuple[Any, tuple, dict[str, Any], Any]:
     return _core.sig_info(sig).func, args, kwargs, outs[0] if len(outs) == 1 else outs
 
 
-def _allocated(op: Op, args: tuple, out: Any) -> int:
-    """Bytes that one call makes anew, or writes in place: what a measured profile calls the bytes of an op."""
+def _allocated(op: Op, args: tuple, out: Any, copies: bool) -> int:
+    """Bytes that one call makes anew, or writes in place: what a measured profile calls the bytes of an op. copies:
+    its results are no views, whatever the schema says."""
+    if op.may_copy:
+        return out.numel() * out.element_size() if copies and isinstance(out, torch.Tensor) else 0
     if op.category == "view" and not ops.about(op.name).adopts:
         return 0  # of _unsafe_view the schema does not say that it makes nothing
     if op.allocates:

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
+
+from mindtorch._ext import lazy as _core
 from mindtorch._ext import ledger
 from mindtorch.base.words import bytes_in_words, counted
-from mindtorch.devices.lazy_device import device_at
+from mindtorch.devices.lazy_device import device_at, place_of
 from mindtorch.profile.cost.targets import Target
 
 __all__ = ["Transfer", "begin", "made", "moves", "said"]
@@ -35,11 +38,20 @@ def begin() -> None:
     made.clear()
 
 
-def moves(t: Any, place: int) -> None:
-    """``t`` is about to get to a place, which `device_at` knows by that number."""
+def moves(t: Any, place: int, position: int | None = None) -> None:
+    """``t`` is about to get to a place, which `device_at` knows by that number; position: if no call does it."""
     source, target = t.device.type, device_at(place).type
     if source != target and "cpu" in (source, target) and "meta" not in (source, target):
-        made.append(Transfer(ledger.position(), t.numel() * t.element_size(), source == "cpu"))
+        position = ledger.position() if position is None else position
+        made.append(Transfer(position, t.numel() * t.element_size(), source == "cpu"))
+
+
+def saves(t: torch.Tensor, done: set[int]) -> None:
+    """``t`` is about to be written to a file, which reads its storage once. done: those that the same call has read."""
+    handle = _core.get_handle(t)
+    if handle is not None and (root := _core.root_slot(handle)) not in done:
+        done.add(root)
+        moves(t, place_of(torch.device("cpu"), anywhere=True), max(ledger.position() - 1, 0))  # after the last call
 
 
 def said(transfers: Sequence[Transfer], target: Target) -> str | None:

@@ -444,15 +444,16 @@ def describe(func: Any) -> Op:
     row = ops.about(name)
     if isinstance(func, str):
         return Op(None, None, name, row.tag, False, row.tag in FREE_TAGS, False, False, True)
-    allocates, writes, is_view = True, False, False  # of a higher-order operator, which has no schema
+    allocates, writes, is_view, may_copy = True, False, False, False  # of a higher-order operator: it has no schema
     if hasattr(func, "_schema"):
+        may_copy = schema.may_copy(func)
         allocates, writes, is_view = schema.allocates(func), bool(schema.writes_told(func)), schema.is_view(func)
     category = "view" if is_view and not row.name else row.tag
     free = category in FREE_TAGS
     call = func._op if type(func) is torch._ops.OpOverload else func
     has_formula = not free and row.flops is not None
     by_output = has_formula and type(row.flops) is PerOutput
-    return Op(func, call, name, category, has_formula, free, allocates, writes, by_output=by_output)
+    return Op(func, call, name, category, has_formula, free, allocates, writes, by_output=by_output, may_copy=may_copy)
 
 
 def count(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any) -> tuple[int, int] | None:

@@ -34,7 +34,8 @@ class ModelBook:
         # By path, of a model with no parameters but those of one module in it: itself, and the modules down to that.
         self._around: dict[int, tuple[weakref.ref[torch.nn.Module], list[weakref.ref[torch.nn.Module]]]] = {}
         self._died = False  # … and one of them was thrown away
-        self._inner: dict[int, str] = {}  # the class of what it was thrown away from, by path
+        # By path, the class of what it was thrown away from, and the tokens of its parameters.
+        self._inner: dict[int, tuple[str, set[int]]] = {}
 
     def add(self, root: torch.nn.Module, path: int) -> None:
         """Note a root's parameters; a root of the same path as another adds to it."""
@@ -56,7 +57,8 @@ class ModelBook:
                 del self._around[path]
                 left = next((module for found in inner if (module := found()) is not None), None)
                 if left is not None:
-                    self._inner[path] = context.class_name(left)
+                    tokens = {self._known(parameter) for parameter in owners.held(left)[0]}
+                    self._inner[path] = context.class_name(left), tokens
 
     def marked(self, kind: str) -> None:
         """Look again at new roots when their first call has ended: the program may drop them."""
@@ -157,10 +159,12 @@ class ModelBook:
             if not kept or not any(tokens[path] <= tokens[larger] for larger in kept):
                 kept.append(path)
         sizes = [(path, *_sum([self.roots[path][1]])) for path in kept]
-        return [
-            {"name": self._inner.get(path) or names[path], "params": elements, "param_bytes": nbytes}
-            for path, elements, nbytes in sizes
-        ]
+        found: list[dict[str, object]] = []
+        for path, elements, nbytes in sizes:
+            name, all_ = self._inner.get(path, ("", set()))
+            name = name if tokens[path] <= all_ else ""  # else another of that path has others, too
+            found.append({"name": name or names[path], "params": elements, "param_bytes": nbytes})
+        return found
 
 
 def _inner(root: torch.nn.Module) -> list[torch.nn.Module]:

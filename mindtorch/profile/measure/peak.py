@@ -112,9 +112,7 @@ class Registered:
         if isinstance(parameter, torch.nn.Parameter) and not is_lazy(parameter):
             self._note(parameter)
             self._made.add(id(parameter))
-            handle = _core.get_handle(parameter)
-            if handle is not None:
-                ledger.mark(handle, PARAMETERS)  # now: `.data` may give it another storage before it is looked at
+            say([parameter], PARAMETERS)  # now: later, `.data` may have given it another storage, or it is gone
 
     def _note(self, parameter: torch.Tensor) -> None:
         key = id(parameter)

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from mindtorch._ext import context
 from mindtorch._ext.collect import Collector
 from mindtorch._ext.signals import by_signal_handler
-from mindtorch.engine.semantics import modules
+from mindtorch.engine.semantics import modules, owners
 from mindtorch.graph import ComputationGraph
 from mindtorch.graph.capture import Beginning, Recorder
 
@@ -23,10 +23,12 @@ __all__ = ["Key", "Sample", "Sampling", "SamplingProfile", "prefix_of"]
 
 log = logging.getLogger(__name__)
 
-CALLS = 2  # of each model with gradients, and passes backward that change weights
+CALLS = 2  # of each model with gradients, and steps of each optimizer
 GENERATING = 3  # without gradients: prefill, a step of decode, and one that gets what that gave
 MOST_CALLS, MOST_NODES = 48, 200_000  # in all
+MOST_IN_VAIN = 16  # passes backward without a step that was looked for
 MOST_AFTER = 1_000  # after a call: a loss, or the choice of a token, is shorter; a loop of the program's may be long
+BY_HAND = -1  # in place of an optimizer
 _BACKWARD = context.PHASES.index("backward")
 
 
@@ -72,7 +74,13 @@ class Sampling:
     def __init__(self) -> None:
         self.samples: list[Sample] = []
         self._seen: Counter[tuple[int, bool]] = Counter()
-        self._steps = self._passes = 0  # that changed weights; of which there may be a graph
+        self._passes = 0  # backward, of which there may be a graph
+        self._taken: Counter[int] = Counter()  # graphs of its steps, by optimizer
+        self._in_step: set[int] = set()  # optimizers that the graph has a step of
+        self._missed: set[int] = set()  # those whose steps no graph has yet
+        self._in_vain = 0  # graphs without a step that was looked for
+        self._looking = True
+        self._weightless: set[int] = set()  # path ids of models without parameters, as losses are
         self._key = (0, False)  # of the call
         self._of = ""  # what it is being taken of: a call, what comes after it, or a step
         self._nodes = 0
@@ -83,6 +91,8 @@ class Sampling:
         own = threading.get_ident() == self._thread
         if kind == "enter":
             key = which, torch.is_grad_enabled()
+            if own and self._of == "after" and key[1] and self._key[1] and which in self._weightless:
+                return  # what is done with the result goes on
             wanted = self._seen[key] < (CALLS if key[1] else GENERATING) and not torch.compiler.is_compiling()
             goes_on = own and self._of == "after" and wanted and key == self._key and not key[1]  # else each its own
             if own and self._of != "call" and not goes_on:
@@ -98,12 +108,17 @@ class Sampling:
                 self._called()
         elif kind == "step" and own:
             self._stepped()
+            self._in_step.add(which)
+        elif kind == "step" and not self._taken[which]:
+            self._missed.add(which)
+            self._looking = self._in_vain < MOST_IN_VAIN
         elif kind == "backward":
             if own and self._of == "after":
                 self.close()
-            if self._steps < CALLS and self._passes < MOST_CALLS and self._may_begin():
+            if self._looking and self._passes < MOST_CALLS and self._may_begin():
                 self._passes += 1
                 self._of = "step"
+                self._in_step = set()
 
     def _may_begin(self) -> bool:
         """Watch from now on, if nothing else is watched and there is room."""
@@ -121,15 +136,33 @@ class Sampling:
         found = self._end()
         if found is None:
             return
-        if self._of == "step":
-            if not _changes(found.graph):  # gradients are summed up first
-                return
-            self._steps += 1
+        if self._of == "step" and not self._is_wanted(found.graph):
+            return
         self._nodes += len(found.graph)
         self.samples.append(found)
 
+    def _is_wanted(self, graph: ComputationGraph) -> bool:
+        """Has it a step of which there are too few? A program may have several optimizers, each with a pass backward of
+        its own: it is looked for until one comes again, and for one that came while nobody looked."""
+        stepped = self._in_step or {BY_HAND}
+        changes = _changes(graph)  # else gradients are summed up first
+        wanted = changes and any(self._taken[optimizer] < CALLS for optimizer in stepped)
+        if changes:
+            self._taken.update(stepped)
+            self._missed -= stepped
+        self._in_vain += not wanted and (changes or bool(self._missed))
+        if wanted:
+            self._looking = bool(self._missed) or min(self._taken.values()) < CALLS
+        elif changes or self._missed:
+            self._looking = bool(self._missed) and self._in_vain < MOST_IN_VAIN
+        return wanted
+
     def saw_root(self, root: torch.nn.Module, path: int) -> None:
         """A model, or a module of it, is called for the first time."""
+        if owners.first_parameter(root) is None:
+            self._weightless.add(path)
+        else:
+            self._weightless.discard(path)
 
     def _begin(self) -> None:
         """Watch from now on what reads what."""
@@ -188,6 +221,7 @@ class SamplingProfile(Sampling):
         return Sample(recorder.graph)
 
     def saw_root(self, root: torch.nn.Module, path: int) -> None:
+        super().saw_root(root, path)
         if self._recorder is None:
             return
         try:
