@@ -392,14 +392,14 @@ def test_L12_a_cache_that_is_cut_to_a_window_grows_beside_what_stays_that_long()
             x = self.embed(ids if past is None else ids[:, -1:])
             values = x.cumsum(1)
             kept = x if past is None else torch.cat((past[0][:, 1 - width :], x), 1)
-            return self.head(kept[:, -1:]), (kept, values)
+            return self.head(kept[:, -1:]), (kept, values, values + 1)
 
     model = Window()
 
     def program() -> None:
         ids, past = prompt("cpu", width), None
         for _ in range(4):
-            logits, past = model(ids[:, -width:], None if past is None else (past[0][:, 1 - width :], past[1]))
+            logits, past = model(ids[:, -width:], None if past is None else (past[0][:, 1 - width :], *past[1:]))
             ids = torch.cat([ids, logits.argmax(-1)], 1)
 
     assert phases(program) == "pddd"

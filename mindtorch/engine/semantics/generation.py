@@ -109,7 +109,12 @@ class _Call:
         tensors: list[torch.Tensor] = []
         _find(got, tensors, self.held)
         self.given = {_place(t): _version(t) for t in tensors}
-        self.sizes = sizes(tensors, (each for _, before in self.held for each in _alive(before)))
+        self._had = [{id(t): (weakref.ref(t), 0) for t in tensors}, *(before for _, before in self.held)]
+        self.sizes = sizes(t for before in self._had for t in _alive(before))
+
+    def had(self, t: torch.Tensor) -> bool:
+        """Was it there before the call?"""
+        return any(id(t) in before and before[id(t)][0]() is t for before in self._had)
 
 
 listeners: list[Callable[[int], None]] = []  # told of the phase that a candidate had
@@ -277,7 +282,8 @@ def _wrote(call: _Call, result: Any) -> None:
     state.inside = bool(inside)
     if call.sequences and _is_candidate(call.module):
         found = (each for holder in written for each in _alive(_snapshot(holder)))
-        grown, state.grows = growth(call.sizes, sizes(returned + got, found), call.tokens // call.sequences)
+        made = [t for t in (*returned, *got, *found) if not call.had(t)]
+        grown, state.grows = growth(call.sizes, sizes(made), call.tokens // call.sequences)
         call.phase = _DECODE if grown == 1 else _PREFILL
         _settle(call.phase, call.sequences * grown)
     if call.phase in (_PREFILL, _DECODE):
