@@ -1,7 +1,7 @@
 """By how many tokens what a model keeps has grown within a call: told from the sizes of its tensors, before and after.
 
-A cache may be cut before a call, beside tensors of its new size which are no part of it: of a window of 64 tokens, 63 are
-kept, and all that the last call computed of 64. So what is made is compared with what is next shorter.
+A cache may be cut before a call, beside tensors of its new size which are no part of it: of a window of 64 tokens, 63
+are kept, and all that the last call computed of 64. So what is made is compared with what is next shorter.
 """
 
 from __future__ import annotations

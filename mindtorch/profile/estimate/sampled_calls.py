@@ -14,7 +14,7 @@ from mindtorch.engine.semantics import modules
 from mindtorch.engine.semantics.owners import named_tensors
 from mindtorch.graph import ComputationGraph
 from mindtorch.graph.pending import LogBuilder
-from mindtorch.profile.estimate import known
+from mindtorch.profile.estimate import known, numbers
 from mindtorch.profile.measure.sampling import Sample, Sampling, prefix_of
 
 __all__ = ["SamplingEstimate"]
@@ -29,7 +29,7 @@ class SamplingEstimate(Sampling):
     def _begin(self) -> None:
         ledger.follow(True)
         self._named, self._ends_of_steps = {}, []
-        known.unrecorded = []
+        known.unrecorded, numbers.made = [], []
 
     def _called(self) -> None:
         self._named = _names()
@@ -40,9 +40,10 @@ class SamplingEstimate(Sampling):
     def _end(self) -> Sample | None:
         flow, position = ledger.follow(False), ledger.position()
         unrecorded, known.unrecorded = known.unrecorded or [], None
+        made, numbers.made = numbers.made or [], None
         graph = ComputationGraph()
         builder = LogBuilder(graph, {**_names(), **self._named})
-        builder.read(flow, unrecorded)
+        builder.read(flow, unrecorded, made)
         starts = list(builder.positions.items())
         positions = [start for _, start in starts]
         graph._steps = [starts[n][0] if n < len(starts) else len(graph)
