@@ -32,7 +32,7 @@ class SamplingEstimate(Sampling):
         known.unrecorded, numbers.made = [], []
 
     def _called(self) -> None:
-        self._named = _names()
+        self._named = self._names()
 
     def _stepped(self) -> None:
         self._ends_of_steps = [*self._ends_of_steps, ledger.position()]
@@ -42,7 +42,7 @@ class SamplingEstimate(Sampling):
         unrecorded, known.unrecorded = known.unrecorded or [], None
         made, numbers.made = numbers.made or [], None
         graph = ComputationGraph()
-        builder = LogBuilder(graph, {**_names(), **self._named})
+        builder = LogBuilder(graph, {**self._names(), **self._named})
         builder.read(flow, unrecorded, made)
         starts = list(builder.positions.items())
         positions = [start for _, start in starts]
@@ -50,6 +50,17 @@ class SamplingEstimate(Sampling):
                         for n in (bisect_left(positions, end) for end in self._ends_of_steps)]  # fmt: skip
         ends = [*positions[1:], position][: len(starts)]  # none, if nothing was recorded
         return Sample(graph, {node: (start, end) for (node, start), end in zip(starts, ends, strict=True)})
+
+    def _names(self) -> dict[int, str]:
+        """Of the models' parameters and buffers, by slot."""
+        found: dict[int, str] = {}
+        for root, path in modules.roots():
+            prefix = prefix_of(path)
+            for name, tensor in named_tensors(root):
+                handle = _core.get_handle(tensor)
+                if handle is not None:
+                    found.setdefault(handle.slot, self._named_first.setdefault(tensor, f"{prefix}.{name}"))
+        return found
 
     def name(self, log: bytes, op: Callable[[int], str]) -> None:
         """The log of calls is complete. op: the name of a call by its number; empty for what is none."""
@@ -62,15 +73,3 @@ class SamplingEstimate(Sampling):
                 (module, context.location(location), op(sig)) for sig, module, location, _ in calls[first:last].tolist()
             ]
             sample.calls = {node: (start - first, end - first) for node, (start, end) in sample.calls.items()}
-
-
-def _names() -> dict[int, str]:
-    """Of the models' parameters and buffers, by slot."""
-    found: dict[int, str] = {}
-    for root, path in modules.roots():
-        prefix = prefix_of(path)
-        for name, tensor in named_tensors(root):
-            handle = _core.get_handle(tensor)
-            if handle is not None:
-                found.setdefault(handle.slot, f"{prefix}.{name}")
-    return found
