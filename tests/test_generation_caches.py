@@ -354,3 +354,52 @@ def test_L12_a_model_that_gets_all_tokens_so_far_decodes_where_its_cache_grows_b
         [{"name": "prefill", "steps": 4, "tokens": 24}],
     ]
     assert told[0]["kv_cache"]["bytes"] == 2 * 9 * WIDTH * 4 + (4 if kind == "returned" else 0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_L12_drafts_of_a_model_that_gets_all_tokens_are_decoded_whatever_is_pending(device: str) -> None:
+    """Whether the other model's first call was a prefill is not known before its next: until then, the drafts of one
+    that gets all tokens so far were prefills, of all of these (lucidrains' speculative decoding)."""
+    model, draft = Whole("returned").to(device), Whole("returned").to(device)
+    told = []
+
+    def program() -> None:
+        generated = generation.Generated()
+        ids, past, drafted = prompt(device), None, None
+        for _ in range(2):
+            for _ in range(3):
+                logits, drafted = draft(ids, drafted)
+                ids = torch.cat([ids, logits[:, -1:].argmax(-1)], 1)
+            _, past = model(ids, past)
+            ids, past = ids[:, :-2], (past[0][:, : ids.shape[1] - 3], past[1])  # two are rejected
+            drafted = (drafted[0][:, : ids.shape[1] - 1], drafted[1])
+        generated.ends("main")
+        told.append(generated.facts("main"))
+
+    assert phases(program) == "pddpdddp"
+    assert told[0]["phases"] == [
+        {"name": "prefill", "steps": 3, "tokens": 2 * (6 + 9 + 4)}, {"name": "decode", "steps": 5, "tokens": 10},
+    ]  # fmt: skip
+
+
+def test_L12_a_cache_that_is_cut_to_a_window_grows_beside_what_stays_that_long() -> None:
+    """x-transformers keeps what it computed of each call beside its cache: the first decoding step in a window that is
+    full was a prefill."""
+    width = 6
+
+    class Window(Model):
+        def forward(self, ids: Tensor, past: Any = None, at: int = 0) -> Any:
+            x = self.embed(ids if past is None else ids[:, -1:])
+            values = x.cumsum(1)
+            kept = x if past is None else torch.cat((past[0][:, 1 - width :], x), 1)
+            return self.head(kept[:, -1:]), (kept, values, values + 1)
+
+    model = Window()
+
+    def program() -> None:
+        ids, past = prompt("cpu", width), None
+        for _ in range(4):
+            logits, past = model(ids[:, -width:], None if past is None else (past[0][:, 1 - width :], *past[1:]))
+            ids = torch.cat([ids, logits.argmax(-1)], 1)
+
+    assert phases(program) == "pddd"

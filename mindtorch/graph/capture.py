@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +18,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .. import ops
 from .._ext import context as _context
@@ -248,20 +249,24 @@ class Recorder(TorchDispatchMode):
         """Ops of a call that might have been a prefill were in that phase (a number)."""
         self.graph._phase = self.graph._phase.replace(bytes([_context.CANDIDATE]), bytes([phase]))
 
-    def saw_root(self, root: torch.nn.Module, path: int, prefix: str = "") -> None:
+    def saw_root(
+        self, root: torch.nn.Module, path: int, prefix: str = "", kept: MutableMapping[Any, str] | None = None
+    ) -> None:
         """An outermost module is called for the first time: from now on its tensors have names.
 
-        prefix: what names begin with; empty: the module's, which another of its class has, too.
+        prefix: what names begin with; empty: the module's, which another of its class has, too. kept: those that
+        tensors had when they were first met, and keep.
         """
-        prefix = prefix or _context.module_path(path)
+        prefix, kept = prefix or _context.module_path(path), WeakIdKeyDictionary() if kept is None else kept
         graph = self.graph
         for name, tensor in named_tensors(root):
             maker = weakref.ref(root.get_submodule(name.rpartition(".")[0])) if is_lazy(tensor) else None
             found = graph._producers.find(tensor) if maker is None else None
+            whole = kept.setdefault(tensor, f"{prefix}.{name}")
             if found is None:
-                self.names.setdefault(id(tensor), Named(weakref.ref(tensor), f"{prefix}.{name}", maker))
+                self.names.setdefault(id(tensor), Named(weakref.ref(tensor), whole, maker))
             elif len(graph.nodes[found[0]].outputs) == 1:
-                graph._names.setdefault(found[0], f"{prefix}.{name}")
+                graph._names.setdefault(found[0], whole)
 
 
 def _flat(value: Any) -> Iterable[torch.Tensor]:

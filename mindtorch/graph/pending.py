@@ -242,10 +242,13 @@ class LogBuilder(Builder):
         super().__init__(graph)
         self.names = names
         self.positions: dict[int, int] = {}
+        self.numbers: dict[int, bool | int | float | complex] = {}  # by slot, of those that are data
 
-    def read(self, log: bytes, unrecorded: Sequence[Unrecorded] = ()) -> None:
+    def read(self, log: bytes, unrecorded: Sequence[Unrecorded] = (),
+             numbers: Sequence[tuple[int, int, bool | int | float | complex]] = ()) -> None:  # fmt: skip
+        """numbers: (position, slot, number) of tensors that were made of one, in program order."""
         words = array("I", log)
-        at, others = 0, list(reversed(unrecorded))
+        at, others, made = 0, list(reversed(unrecorded)), list(reversed(numbers))
         while at < len(words):
             if words[at] == ledger.NO_CALL:
                 slot = words[at + 1]  # used for another value
@@ -253,9 +256,13 @@ class LogBuilder(Builder):
                     self.maker[slot] = 0
                 self.root.pop(slot, None)
                 self.writer.pop(slot, None)
+                self.numbers.pop(slot, None)
                 at += 2
                 continue
             position, sig, module, loc, phase, n_in, n_out = words[at : at + 7]
+            while made and made[-1][0] <= position:
+                _, slot, number = made.pop()
+                self.numbers[slot] = number
             while others and others[-1].position < position:
                 self._add_unrecorded(others.pop())
             middle, end = at + 7 + n_in, at + 7 + n_in + n_out
@@ -297,6 +304,8 @@ class LogBuilder(Builder):
         node = graph._append(graph._intern_call(data_call(meta)), (), kind=1 if name is None else 2)
         if name is not None:
             graph._names[node] = name
+        if slot in self.numbers:
+            graph._numbers[node] = self.numbers[slot]
         self.maker[slot] = packed(node, 0)
         return self.maker[slot]
 

@@ -186,7 +186,7 @@ ROWS: list[OpRow] = [
         "cosine_embedding_loss triplet_margin_loss multi_margin_loss multilabel_margin_loss",
         python=True,
     ),
-    op("ctc_loss", "loss", python=True, elsewhere=(2, 3, "input_lengths", "target_lengths")),
+    op("ctc_loss", "loss", python=True, elsewhere=(1, 2, 3, "targets", "input_lengths", "target_lengths")),
     *ops(
         "loss",
         None,

@@ -83,6 +83,7 @@ def _is_programs(error: BaseException) -> bool:
     if last is None or is_tool_file(file) or f"{os.sep}torch{os.sep}" in file:
         return False
     of_a_library = type(error).__module__.partition(".")[0] not in ("builtins", "torch")
+    of_a_library |= type(error) is Exception  # of bindings to Rust: torch's C++ has classes for its own
     return of_a_library or isinstance(error, (*_PYTHONS, StopIteration)) or _is_raised(last)
 
 

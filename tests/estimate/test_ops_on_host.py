@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from mindtorch.profile.cost import targets
@@ -55,3 +56,15 @@ def test_C4_small_known_tensors_on_the_cpu_are_the_hosts_too() -> None:
             torch.arange(1024, device="cuda").mul_(2)
     times = {row["name"]: row["self_s"] for row in estimator.report()["ops"]}
     assert times["aten::div"] == times["aten::sub_"] == 0 < times["aten::mul_"]
+
+
+@pytest.mark.parametrize("name", ["cuda", "npu"])
+def test_C4_both_names_of_an_npu_are_the_accelerators(name: str) -> None:
+    """Of a program that says "cuda", the report said that it puts nothing there, and that it fits there; and nothing of
+    what torch's allocator takes."""
+    with Estimator(target=targets.find("910b")) as estimator:
+        torch.nn.Linear(1024, 1024).to(name)(torch.ones(2, 1024, device=name))
+    report = estimator.report()
+    memory = report["memory"]
+    assert memory["peak_device_bytes"] >= memory["peak_reserved_bytes"] >= memory["peak_allocated_bytes"] > 4 * 2**20
+    assert memory["fits"] and not [note for note in report["warnings"] if "puts nothing" in note]

@@ -311,6 +311,17 @@ def test_L13_heads_that_share_keys_are_counted_in_each_form(tokens: int, repeate
     assert [found.attributes[name] for name in ("heads", "kv_heads", "kind")] == [4, 2, "grouped-query"]
 
 
+def test_L13_keys_that_are_repeated_and_then_scaled_are_those_of_fewer_heads() -> None:
+    """As torch's attention of operations has it, which gpt-fast decodes with: some calls of a place were multi-head."""
+    q, k, v = torch.randn(2, 4, 3, 4), torch.randn(2, 2, 5, 4), torch.randn(2, 2, 5, 4)
+    with torch.no_grad(), capture() as graph:
+        keys, values = (nn.Linear(4, 4)(t).repeat_interleave(2, 1) for t in (k, v))
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            F.scaled_dot_product_attention(nn.Linear(4, 4)(q), keys, values)
+    (found,) = [each for each in find_patterns(graph) if each.pattern == "attention"]
+    assert [found.attributes[name] for name in ("heads", "kv_heads", "kind")] == [4, 2, "grouped-query"]
+
+
 def test_L13_one_query_for_each_head_of_keys_that_few_have_is_a_head_each() -> None:
     q, k, v = torch.randn(2, 16), torch.randn(2, 2, 5, 4), torch.randn(2, 2, 5, 4)
     with torch.no_grad(), capture() as graph:

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 
 from mindtorch.graph import capture
 from mindtorch.graph.patterns import Instance, find_patterns
+from mindtorch.profile.cost import targets
+from mindtorch.profile.estimate.estimator import Estimator
 
 Form = Callable[["Block", Tensor], Tensor]
 
@@ -153,3 +155,28 @@ def test_L13_experts_that_share_a_residual_are_one_place() -> None:
     found = labels(experts)
     assert [each.verified for each in found] == [True, True]
     assert len({each.place for each in found}) == 1
+
+
+@pytest.mark.parametrize("there", ["cpu", "cuda"])
+def test_L13_activations_with_constants_that_are_tensors_are_known_in_estimates_too(there: str) -> None:
+    """GELU as "Build a Large Language Model" writes it."""
+
+    class Tanh(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(6, 12), nn.Linear(12, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y, other = self.up(x), torch.tensor(3.0, device=there)
+            root = torch.sqrt(torch.tensor(2.0 / torch.pi, device=there))
+            y = 0.5 * y * (1 + torch.tanh(root * (y + 0.044715 * torch.pow(y, other))))
+            return x + self.down(y)
+
+    with Estimator(target=targets.find("h100")) as estimator, torch.no_grad():
+        model = nn.Sequential(Tanh(), Tanh()).cuda()
+        for _ in range(2):
+            model(torch.randn(4, 6, device="cuda"))
+    rows = [row for row in estimator.report()["patterns"] if row["name"] == "feed-forward"]
+    assert [(row["instances"], row["calls"], row["attributes"]["activation"]) for row in rows] == [
+        (2, 4, "gelu (tanh)")
+    ]

@@ -52,6 +52,14 @@ FORMS: dict[str, tuple[Callable[[], Tensor], str, int]] = {
         lambda: F.nll_loss(F.log_softmax(likely(2, 5, 7), -1).view(-1, 7), classes(10)), "cross-entropy", 3,
     ),
     "of probabilities": (lambda: F.nll_loss(A, classes(5)), "negative log-likelihood", 1),
+    "of the first rows": (lambda: F.nll_loss(F.log_softmax(A, 1)[:3], classes(3)), "negative log-likelihood", 1),
+    "of chosen rows": (
+        lambda: F.nll_loss(F.log_softmax(A, 1)[torch.tensor([3, 0, 4])], classes(3)), "negative log-likelihood", 1,
+    ),
+    "of rows in another order": (
+        lambda: F.nll_loss(F.log_softmax(A, 1)[torch.tensor([3, 0, 4, 1, 2])], classes(5)),
+        "negative log-likelihood", 1,
+    ),
     "squares": (lambda: F.mse_loss(A, B), "mean squared error", 1),
     "sum of squares": (lambda: F.mse_loss(A, B, reduction="sum"), "mean squared error", 1),
     "each square": (lambda: F.mse_loss(A, B, reduction="none"), "mean squared error", 1),

@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 from mindtorch.graph import capture
 from mindtorch.graph.patterns import Instance, find_patterns
+from mindtorch.profile.cost import targets
+from mindtorch.profile.estimate.estimator import Estimator
 
 WEIGHT, BIAS = nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(6))
 
@@ -157,3 +159,35 @@ def test_L13_a_normalization_of_nothing_is_none_and_hides_no_other() -> None:
     with capture() as graph, torch.no_grad():
         program()
     assert len([each for each in find_patterns(graph) if each.pattern == "normalization"]) == 1
+
+
+class ByType(nn.Module):
+    """As gpt-fast has it: in float32, and back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        return (wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + 1e-5)).type_as(x) * self.weight
+
+
+def test_L13_normalizations_that_cast_as_another_tensor_are_in_one_place_in_estimates_too() -> None:
+    """There, a call like an earlier one is known by `type_as`, not by what that does: only the first had its weight, so
+    there was one place more, and the blocks after it were none."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.up, self.down = ByType(), nn.Linear(6, 12), nn.Linear(12, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.down(F.silu(self.up(self.norm(x))))
+
+    with Estimator(target=targets.find("h100")) as estimator, torch.no_grad():
+        model = nn.Sequential(*(Block() for _ in range(3)), ByType()).cuda().bfloat16()
+        for _ in range(3):
+            model(torch.randn(2, 4, 6, device="cuda", dtype=torch.bfloat16))
+    found = {row["name"]: (row["instances"], row["calls"]) for row in estimator.report()["patterns"]}
+    assert found == {"normalization": (4, 12), "feed-forward": (3, 9)}

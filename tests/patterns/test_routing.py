@@ -105,6 +105,32 @@ def test_L13_routings_are_found_and_proven(name: str) -> None:
     assert len(found.nodes) == ops
 
 
+@pytest.mark.parametrize("form", ["einsum", "picked"])
+def test_L13_weights_may_be_picked_and_summed_over_in_a_product(form: str) -> None:
+    """gpt-fast's mixture puts experts together by an einsum; "Build a Large Language Model" picks each expert's weights
+    with index_select and gather."""
+
+    class Mixture(Experts):
+        def forward(self, x: Tensor) -> Tensor:
+            weights, chosen = self.choose(self.gate(x))
+            if form == "einsum":
+                given = torch.stack([expert(x) for expert in self.experts], -2)
+                kept = given.gather(-2, chosen[..., None].expand(*chosen.shape, 8))
+                return torch.einsum("tai,ta->ti", kept, weights)
+            found = torch.zeros_like(x)
+            for number, expert in enumerate(self.experts):
+                rows, places = (chosen == number).nonzero(as_tuple=True)
+                picked = weights.index_select(0, rows).gather(-1, places[:, None])
+                found.index_add_(0, rows, expert(x.index_select(0, rows)) * picked)
+            return found
+
+    with capture() as graph:
+        Mixture(softmax_after)(torch.randn(12, 8))
+    (found,) = [each for each in find_patterns(graph) if each.pattern == "routing"]
+    assert not found.refused and found.verified
+    assert [found.attributes[name] for name in ("experts", "chosen", "scores")] == [5, 2, "softmax of the chosen"]
+
+
 def test_L13_a_routing_of_a_batch_of_sequences() -> None:
     (found,) = routed(lambda x: x.softmax(-1).topk(2), (2, 6, 8), together=True)
     assert found.verified

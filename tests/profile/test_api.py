@@ -12,6 +12,7 @@ import torch
 
 import mindtorch
 from mindtorch.profile import Profiler
+from mindtorch.profile.estimate.estimator import Estimator
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "PROFILE.md"
 
@@ -83,6 +84,32 @@ def test_C2_trainable_and_frozen_parameters(record, Net):
 
     report, _ = record(thaw)
     assert report["totals"]["trainable_params"] == net.head.weight.numel()
+
+
+@pytest.mark.parametrize("estimated", [False, True])
+def test_C2_what_was_trained_is_trainable_though_it_is_frozen_in_the_end(record, estimated):
+    """crnn.pytorch freezes all for the evaluation at the end of each epoch: "trainable: 0" of a model that was trained.
+    What was frozen before the first step, and never stepped, is not."""
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+
+    def train():
+        net(torch.ones(3, 4)).sum()  # before anything is frozen
+        net[0].requires_grad_(False)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        net(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+        net.requires_grad_(False)
+        net(torch.ones(3, 4))
+
+    if estimated:
+        with Estimator() as estimator:
+            train()
+        report = estimator.report()
+    else:
+        report, _ = record(train)
+    rows = {row["path"]: row["trainable_params"] for row in report["modules"]}
+    assert report["totals"]["trainable_params"] == rows["Sequential"] == rows["Sequential.1"] == 4 * 2 + 2
+    assert rows["Sequential.0"] == 0
 
 
 def test_C2_all_of_the_block_is_reported():

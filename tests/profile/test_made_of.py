@@ -246,6 +246,32 @@ def test_L13_a_shared_block_is_one_place():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("how", HOW)
+def test_L13_a_layer_that_is_put_into_another_stays_where_it_was(how):
+    """LoRA by hand, of a model that was evaluated before: blocks counted twice, by the two names of their weights."""
+
+    class Around(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)
+
+    def program() -> None:
+        model = Model()
+        train(2, model=model)
+        for module in [*model.layers.modules()]:
+            for name, child in [each for each in module.named_children() if isinstance(each[1], nn.Linear)]:
+                setattr(module, name, Around(child))
+        with torch.no_grad():
+            model(torch.zeros(BATCH, TOKENS, dtype=torch.long))
+
+    _, patterns = report(how, program)
+    for name in ("attention", "feed-forward"):
+        assert (patterns[name]["instances"], patterns[name]["calls"]) == (LAYERS, 3 * LAYERS), name
+
+
 def test_L13_taking_graphs_ends_where_they_would_grow_too_large(monkeypatch):
     monkeypatch.setattr(sampling, "MOST_NODES", 10)
     found, patterns = report("measured", train)

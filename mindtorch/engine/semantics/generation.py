@@ -37,6 +37,7 @@ from mindtorch._ext import context
 from mindtorch._ext import lazy as _core
 from mindtorch._ext.signals import by_signal_handler
 from mindtorch.engine.semantics import owners
+from mindtorch.engine.semantics.growth import Key, growth, length, sizes
 
 __all__ = ["Generated", "install", "listeners", "over", "uninstall"]
 
@@ -66,6 +67,7 @@ class _State:
         self.objects: list[Any] = []  # weak references to what holds tensors
         self.tensors: list[weakref.ref[torch.Tensor]] = []
         self.inside = False  # the module's own
+        self.grows: Key | None = None  # what grew with the tokens, where calls get all of them so far
         # Place of tokens -> (what they were part of, its version).
         self.tokens: dict[Any, tuple[weakref.ref[torch.Tensor], int]] = {}
 
@@ -107,7 +109,12 @@ class _Call:
         tensors: list[torch.Tensor] = []
         _find(got, tensors, self.held)
         self.given = {_place(t): _version(t) for t in tensors}
-        self.sizes = _sizes(tensors, (before for _, before in self.held))
+        self._had = [{id(t): (weakref.ref(t), 0) for t in tensors}, *(before for _, before in self.held)]
+        self.sizes = sizes(t for before in self._had for t in _alive(before))
+
+    def had(self, t: torch.Tensor) -> bool:
+        """Was it there before the call?"""
+        return any(id(t) in before and before[id(t)][0]() is t for before in self._had)
 
 
 listeners: list[Callable[[int], None]] = []  # told of the phase that a candidate had
@@ -208,6 +215,9 @@ def _phase(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         if not single and _candidate is None:
             phase, call.sequences = _CANDIDATE, shape[:-1].numel()
             _be_candidate(module, count)
+        elif not single and (known_so_far := length(call.sizes, state.grows)) and known_so_far < shape[-1]:
+            count = shape[:-1].numel() * (shape[-1] - known_so_far)  # while another model's prompt is the candidate
+            phase = _DECODE if shape[-1] - known_so_far == 1 else _PREFILL
     elif state.inside and new:
         _was_prefill(module)
         phase = _DECODE
@@ -271,7 +281,9 @@ def _wrote(call: _Call, result: Any) -> None:
     inside = {} if call.inside is None else _changed(call.inside, _inside(call.module))
     state.inside = bool(inside)
     if call.sequences and _is_candidate(call.module):
-        grown = _growth(call.sizes, _sizes(returned + got, map(_snapshot, written)))
+        found = (each for holder in written for each in _alive(_snapshot(holder)))
+        made = [t for t in (*returned, *got, *found) if not call.had(t)]
+        grown, state.grows = growth(call.sizes, sizes(made), call.tokens // call.sequences)
         call.phase = _DECODE if grown == 1 else _PREFILL
         _settle(call.phase, call.sequences * grown)
     if call.phase in (_PREFILL, _DECODE):
@@ -454,25 +466,8 @@ def _is_same(before: _Snapshot, after: _Snapshot) -> bool:
     return before.keys() == after.keys() and not _changed(before, after)
 
 
-def _sizes(tensors: Iterable[torch.Tensor], held: Iterable[_Snapshot]) -> list[tuple[int, ...]]:
-    """Of tensors that may be a cache: there is a dimension for positions, and one for what is kept of each."""
-    inside = (t for snapshot in held for ref, _ in snapshot.values() if (t := ref()) is not None)
-    return [tuple(t.shape) for each in (tensors, inside) for t in each if t.dim() > 1 and t.dtype.is_floating_point]
-
-
-def _growth(before: list[tuple[int, ...]], after: list[tuple[int, ...]]) -> int:
-    """By how much most of those tensors grew that grew in one dimension alone; 0: none did."""
-    known: dict[tuple[int, tuple[int, ...]], int] = {}
-    for size in before:
-        for at, n in enumerate(size):
-            key = at, size[:at] + size[at + 1 :]
-            known[key] = max(n, known.get(key, 0))
-    grown = Counter[int]()
-    for size in after:
-        for at, n in enumerate(size):
-            if 0 < (old := known.get((at, size[:at] + size[at + 1 :]), 0)) < n:
-                grown[n - old] += 1
-    return grown.most_common(1)[0][0] if grown else 0
+def _alive(snapshot: _Snapshot) -> Iterator[torch.Tensor]:
+    return (t for ref, _ in snapshot.values() if (t := ref()) is not None)
 
 
 def _place(t: torch.Tensor) -> Any:

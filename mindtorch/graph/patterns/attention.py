@@ -351,10 +351,18 @@ def _one_each(flow: Flow, q: Source) -> int:
 def _heads_behind(flow: Flow, k: Source, heads: int) -> int:
     """How many heads keys, which have so many, had before they were repeated for all queries."""
     least = whole = math.prod(flow.shape(k))
-    for node in flow.behind(k)[1]:
+    # Torch's attention that is composed of operations scales its keys, too.
+    for node in flow.behind(k, partial(_is_scaled, flow))[1]:
         if flow.ops[node] in ("aten::expand", "aten::repeat_interleave"):
             least = min(least, math.prod(flow.shape(flow.inputs(node)[0])))
     return max(1, heads * least // whole) if whole else heads
+
+
+def _is_scaled(flow: Flow, node: int) -> bool:
+    """Is it something times a number?"""
+    inputs = flow.inputs(node)
+    by_number = len(inputs) == 1 or (len(inputs) == 2 and flow[inputs[1][0]].number is not None)
+    return flow.ops[node].rstrip("_") in ("aten::mul", "aten::div") and by_number
 
 
 def _projected(flow: Flow, source: Source, times: int) -> set[Source]:

@@ -19,7 +19,8 @@ MOVES = frozenset(f"aten::{name}" for name in (
     "view", "_unsafe_view", "reshape", "_reshape_alias", "transpose", "t", "permute", "expand", "unsqueeze", "squeeze",
     "slice", "select", "split", "split_with_sizes", "chunk", "unbind", "clone", "contiguous", "_to_copy", "to", "alias",
     "detach", "unflatten", "flatten", "lift_fresh", "as_strided", "movedim", "swapaxes", "numpy_T", "mT", "unfold",
-    "expand_as", "view_as", "copy", "narrow", "repeat_interleave", "index", "unsafe_split", "unsafe_split_with_sizes",
+    "expand_as", "view_as", "type_as", "copy", "narrow", "repeat_interleave", "index", "unsafe_split",
+    "unsafe_split_with_sizes",
 )) | DROPOUT  # fmt: skip
 
 #: Products of a matrix, by where its two sides stand among the arguments.

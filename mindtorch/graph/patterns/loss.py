@@ -79,12 +79,19 @@ class Loss(Pattern):
             elif op in _LIKELIHOODS:
                 before, moves = flow.behind(flow.inputs(node)[0])
                 entropy = flow.is_op(before[0]) and flow.ops[before[0]] in _LOGARITHMS
+                entropy = entropy and not _of_some(flow, node, before, moves)
                 nodes = {node, *moves, before[0]} if entropy else {node}
                 check = partial(_check_likelihood, flow, node, before[0] if entropy else None, nodes)
                 yield Found(node, nodes, [], check, form_of(flow, nodes))
             elif op in _TOGETHER and not flow.shape((node, 0)) and (written := _written(flow, node)) is not None:
                 nodes, sides = written
                 yield Found(node, nodes, [], partial(_check_written, flow, node, nodes, sides), form_of(flow, nodes))
+
+
+def _of_some(flow: Flow, node: int, before: Source, moves: list[int]) -> bool:
+    """Does it read rows that are chosen of what that gives? Of a graph's nodes, only some are trained on."""
+    chosen = math.prod(flow.shape(flow.inputs(node)[0])) != math.prod(flow.shape(before))
+    return chosen or any(flow.ops[move] == "aten::index" for move in moves)
 
 
 def _written(flow: Flow, node: int) -> tuple[set[int], tuple[Source, Source]] | None:

@@ -17,7 +17,8 @@ from .softmax import SOFTMAX, softmax_at
 __all__ = ["Routing"]
 
 _SIGMOID = frozenset({"aten::sigmoid", "aten::sigmoid_"})
-_WEIGHED = frozenset({"aten::mul", "aten::mul_"})
+_WEIGHED = frozenset({"aten::mul", "aten::mul_", "aten::bmm"})  # of all experts at once, in a sum over them
+_PICKED = frozenset({"aten::gather", "aten::index_select"})  # of the weights, those of the tokens of one expert
 _FAR = 40  # nodes of a walk
 _NOTHING = "its choice weighs nothing that other weights compute"
 
@@ -86,7 +87,10 @@ def weighs(flow: Flow, node: int) -> bool:
     def weighed(n: int) -> bool:
         return flow.ops[n] in _WEIGHED and len(flow.inputs(n)) == 2
 
-    _, ends = flow.ahead(node, lambda n: flow.moves(n) or (flow.is_pointwise(n) and not weighed(n)), _FAR)
+    def passes(n: int) -> bool:
+        return flow.moves(n) or flow.ops[n] in _PICKED or (flow.is_pointwise(n) and not weighed(n))
+
+    _, ends = flow.ahead(node, passes, _FAR)
     for reader, place in ends:
         if weighed(reader):
             other = flow.inputs(reader)[1 - place][0]

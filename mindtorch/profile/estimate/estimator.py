@@ -237,7 +237,8 @@ class Estimator(Run):
     def _on_accelerator(self) -> bool:
         """Whether what the program holds is the target's memory, not the host's."""
         assert self.memory is not None
-        return self._accelerator is not None and self.memory.device.partition(":")[0] == self._accelerator.kind
+        kind = self.memory.device.partition(":")[0]
+        return self._accelerator is not None and kind in ("cuda", self._accelerator.kind)  # "cuda" means an NPU, too
 
     def _capacity(self) -> int | None:
         """Bytes that what the program holds has to fit into; None: nobody knows, as it is on the target's host."""

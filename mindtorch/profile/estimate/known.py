@@ -35,7 +35,7 @@ from ...engine.record.predict import concrete, lazy_in, little
 from ...graph.pending import Unrecorded
 from ...ops.schema import data_dependent
 from ...ops.scratch_rules import lstm_kept, rnn_workspace
-from . import assumptions, deciding, draws, kernel_limits, refusals, sparse_tensors, transfers
+from . import assumptions, deciding, draws, kernel_limits, numbers, refusals, sparse_tensors, transfers
 from .assumptions import assumed
 
 __all__ = ["adopt", "assumed", "contents", "create", "knowing", "move", "read", "run"]
@@ -107,7 +107,7 @@ def adopt(t: torch.Tensor, place: int, computed: bool = False, no_grad: bool | N
         if value is not None:
             value = value if computed else _with_storage(value)
         if value is not None:
-            _core.keep(_core.get_handle(made), value)
+            _core.keep(_core.get_handle(numbers.noted(made, value)), value)
     return made
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from ..._ext.standin import holders
 from ...base.patching import Patches
+from .compiled_writers import MODULES
 from .entries import Entries
 from .private_tree import (
     TMPFILE,
@@ -49,6 +50,10 @@ _now: Redirected | None = None
 
 def _given(dir_fd: int | None) -> dict[str, int]:
     return {} if dir_fd is None else {"dir_fd": dir_fd}
+
+
+def _given_files(patches: Callable[..., Any], files: Redirected, module: Any) -> Any:
+    return patches(module, files)
 
 
 class Redirected(Tree):
@@ -121,10 +126,16 @@ class Redirected(Tree):
                 instead = {name: standing.get(value) for name, value in theirs.items() if callable(value)}
                 found += [(owner, name, staticmethod(each)) for name, each in instead.items() if each]
         self._held.put(found)
+        for module, patches in MODULES.items():
+            self._held.put_when_loaded(module, functools.partial(_given_files, patches, self))
         for kinds in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
             more = {made for original, made in standing.items() if original in kinds} - kinds
             kinds |= more
             self._held.after(kinds.difference_update, more)
+
+    def move_in(self, made: str, path: Any) -> None:
+        """A file of ours is what the program wrote there from now on."""
+        self._rename(made, path)
 
     def _functions(self) -> dict[str, Callable[..., Any]]:
         made = {name: self._reader(name) for name in ("stat", "access", "statvfs", "getxattr", "listxattr", "pathconf")}
@@ -393,13 +404,20 @@ def _forked() -> None:
         _now.dirty = True  # by what the child writes
 
 
+def _is_there(program: str, environment: Any) -> bool:
+    """Whether a program of that name can be started: libraries try commands that a machine may lack (nvidia-smi)."""
+    path = None if environment is None else environment.get("PATH")
+    return os.sep in program or shutil.which(program, path=path) is not None
+
+
 def _audited(event: str, args: tuple[Any, ...]) -> None:
     if _now is None or (event != "open" and event not in _CHANGES and event not in _STARTS):
         return
     if getattr(local, "ours", False):
         return
     if event in _STARTS:
-        _now.children.add(os.path.basename(os.fsdecode(args[0]).split()[0]))
+        if event != "subprocess.Popen" or _is_there(os.fsdecode(args[0]), args[3]):
+            _now.children.add(os.path.basename(os.fsdecode(args[0]).split()[0]))
         return
     if event == "open" and not (isinstance(args[2], int) and args[2] & _WRITES):
         return

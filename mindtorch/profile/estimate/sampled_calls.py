@@ -14,7 +14,7 @@ from mindtorch.engine.semantics import modules
 from mindtorch.engine.semantics.owners import named_tensors
 from mindtorch.graph import ComputationGraph
 from mindtorch.graph.pending import LogBuilder
-from mindtorch.profile.estimate import known
+from mindtorch.profile.estimate import known, numbers
 from mindtorch.profile.measure.sampling import Sample, Sampling, prefix_of
 
 __all__ = ["SamplingEstimate"]
@@ -29,10 +29,10 @@ class SamplingEstimate(Sampling):
     def _begin(self) -> None:
         ledger.follow(True)
         self._named, self._ends_of_steps = {}, []
-        known.unrecorded = []
+        known.unrecorded, numbers.made = [], []
 
     def _called(self) -> None:
-        self._named = _names()
+        self._named = self._names()
 
     def _stepped(self) -> None:
         self._ends_of_steps = [*self._ends_of_steps, ledger.position()]
@@ -40,15 +40,27 @@ class SamplingEstimate(Sampling):
     def _end(self) -> Sample | None:
         flow, position = ledger.follow(False), ledger.position()
         unrecorded, known.unrecorded = known.unrecorded or [], None
+        made, numbers.made = numbers.made or [], None
         graph = ComputationGraph()
-        builder = LogBuilder(graph, {**_names(), **self._named})
-        builder.read(flow, unrecorded)
+        builder = LogBuilder(graph, {**self._names(), **self._named})
+        builder.read(flow, unrecorded, made)
         starts = list(builder.positions.items())
         positions = [start for _, start in starts]
         graph._steps = [starts[n][0] if n < len(starts) else len(graph)
                         for n in (bisect_left(positions, end) for end in self._ends_of_steps)]  # fmt: skip
         ends = [*positions[1:], position][: len(starts)]  # none, if nothing was recorded
         return Sample(graph, {node: (start, end) for (node, start), end in zip(starts, ends, strict=True)})
+
+    def _names(self) -> dict[int, str]:
+        """Of the models' parameters and buffers, by slot."""
+        found: dict[int, str] = {}
+        for root, path in modules.roots():
+            prefix = prefix_of(path)
+            for name, tensor in named_tensors(root):
+                handle = _core.get_handle(tensor)
+                if handle is not None:
+                    found.setdefault(handle.slot, self._named_first.setdefault(tensor, f"{prefix}.{name}"))
+        return found
 
     def name(self, log: bytes, op: Callable[[int], str]) -> None:
         """The log of calls is complete. op: the name of a call by its number; empty for what is none."""
@@ -61,15 +73,3 @@ class SamplingEstimate(Sampling):
                 (module, context.location(location), op(sig)) for sig, module, location, _ in calls[first:last].tolist()
             ]
             sample.calls = {node: (start - first, end - first) for node, (start, end) in sample.calls.items()}
-
-
-def _names() -> dict[int, str]:
-    """Of the models' parameters and buffers, by slot."""
-    found: dict[int, str] = {}
-    for root, path in modules.roots():
-        prefix = prefix_of(path)
-        for name, tensor in named_tensors(root):
-            handle = _core.get_handle(tensor)
-            if handle is not None:
-                found.setdefault(handle.slot, f"{prefix}.{name}")
-    return found

@@ -26,7 +26,7 @@ from ...devices.lazy_device import device_at, place_of
 from ...engine.record import intercept, mixing, predict
 from ...engine.record.arguments import tensors_in, to_options
 from ...engine.record.mixing import SPARSE
-from . import assumptions
+from . import assumptions, transfers
 
 __all__ = ["KnownSparse", "counted_whole", "labelled", "like", "patches", "product"]
 
@@ -96,7 +96,8 @@ class KnownSparse(torch.Tensor):
         place = next(t._place for t in tensors_in(given) if isinstance(t, KnownSparse))
         if kwargs and kwargs.get("device") is not None:  # of which C++ knows nothing
             place, kwargs = place_of(kwargs["device"], anywhere=True), {**kwargs, "device": torch.device("cpu")}
-        return _at(_below(func, types, args, kwargs or {}), place, given)
+        with transfers.none():  # C++ makes zeros for the result beside the real tensor, which is the CPU's
+            return _at(_below(func, types, args, kwargs or {}), place, given)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         first = args[0] if args else kwargs.get("device", kwargs.get("tensor"))

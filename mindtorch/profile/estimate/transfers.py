@@ -6,7 +6,9 @@ bus. What they take at least is known: their bytes at the rate of the bus, each 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +19,7 @@ from mindtorch.base.words import bytes_in_words, counted
 from mindtorch.devices.lazy_device import device_at, place_of
 from mindtorch.profile.cost.targets import Target
 
-__all__ = ["Transfer", "begin", "made", "moves", "said"]
+__all__ = ["Transfer", "begin", "made", "moves", "none", "said"]
 
 _MUCH = 1 << 20  # bytes: fewer take microseconds
 
@@ -38,8 +40,29 @@ def begin() -> None:
     made.clear()
 
 
+class _Of(threading.local):
+    """A thread: whether what it does transfers nothing."""
+
+    none = False
+
+
+_now = _Of()
+
+
+@contextmanager
+def none() -> Iterator[None]:
+    """Within the block nothing is transferred: what is on the CPU here would be made on the device there."""
+    before, _now.none = _now.none, True
+    try:
+        yield
+    finally:
+        _now.none = before
+
+
 def moves(t: Any, place: int, position: int | None = None) -> None:
     """``t`` is about to get to a place, which `device_at` knows by that number; position: if no call does it."""
+    if _now.none:
+        return
     source, target = t.device.type, device_at(place).type
     if source != target and "cpu" in (source, target) and "meta" not in (source, target):
         position = ledger.position() if position is None else position

@@ -28,6 +28,7 @@ class ModelBook:
         self._tokens: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._next = 1
         self._frozen: dict[int, bool] = {}  # token -> whether it gets no gradient, when it was looked at last
+        self._trained: set[int] = set()  # tokens of what was stepped, whatever it was set to afterwards
         self.roots: dict[int, tuple[str, list[Owned]]] = {}
         self._seen: list[tuple[weakref.ref[torch.nn.Module], int, Noted]] = []  # …, path, what was noted of it
         self._new = 0  # how many of them nobody looked at after a call
@@ -84,6 +85,15 @@ class ModelBook:
             for parameter in parameters:
                 self._frozen[self._known(parameter)] = not parameter.requires_grad
 
+    def trains(self, optimizer: torch.optim.Optimizer) -> None:
+        """It is about to step: programs freeze what they have trained, as for the evaluation after each epoch."""
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            if isinstance(parameter, torch.Tensor) and parameter.grad is not None:
+                self._trained.add(self._known(parameter))
+
+    def _is_frozen(self, token: int) -> bool:
+        return self._frozen.get(token, False) and token not in self._trained
+
     def forget_all_but(self, called: set[int]) -> None:
         """Keep the models that these paths are in: others were called before the profile began, and not in it."""
         models = {context.path_root(path) for path in called}
@@ -124,7 +134,7 @@ class ModelBook:
         """{path id: parameter elements held by that module itself}; a tied one counts where it is met first, that of
         several models in the largest of them: all together are the total.
 
-        trainable: only those that get a gradient.
+        trainable: only those that get a gradient, or were trained.
         """
         counts: dict[int, int] = {}
         counted: set[int] = set()
@@ -133,7 +143,7 @@ class ModelBook:
                 for token, elements, _ in parameters:
                     if token not in counted:
                         counted.add(token)
-                        if trainable and self._frozen.get(token):
+                        if trainable and self._is_frozen(token):
                             continue
                         counts[path] = counts.get(path, 0) + elements
         return counts
@@ -143,9 +153,9 @@ class ModelBook:
         return _sum(owned for _, owned in self.roots.values())
 
     def trainable(self) -> int:
-        """Elements of all distinct parameters that get a gradient."""
+        """Elements of all distinct parameters that get a gradient, or that were trained before they were frozen."""
         distinct = _distinct(owned for _, owned in self.roots.values())
-        return sum(n for token, (n, _) in distinct.items() if not self._frozen.get(token))
+        return sum(n for token, (n, _) in distinct.items() if not self._is_frozen(token))
 
     def _by_size(self) -> list[int]:
         return sorted(self.roots, key=lambda path: -_sum([self.roots[path][1]])[0])

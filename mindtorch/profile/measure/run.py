@@ -98,6 +98,11 @@ class Run:
         self._take([*self.registered.roles(made_only=True), *peak.of_model(root)])
 
     def _saw_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """One that is about to step for the first time."""
+        self.book.trains(optimizer)
+        self._know_optimizer(optimizer)
+
+    def _know_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         real = all(p.is_floating_point() for group in optimizer.param_groups for p in group["params"])  # not complex
         self.optimizers[type(optimizer)] = self.optimizers.get(type(optimizer), True) and real
         self._take(peak.of_optimizer(optimizer))
@@ -107,7 +112,7 @@ class Run:
         for root, path in modules.roots():
             self._saw_root(root, path)
         for optimizer in phases.optimizers():
-            self._saw_optimizer(optimizer)
+            self._know_optimizer(optimizer)
 
     def _ends(self, stage: str) -> None:
         """What was counted since the last call belongs to that stage."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakIdKeyDictionary
 
 from mindtorch._ext import context
 from mindtorch._ext.collect import Collector
@@ -73,6 +74,7 @@ class Sampling:
 
     def __init__(self) -> None:
         self.samples: list[Sample] = []
+        self._named_first: MutableMapping[Any, str] = WeakIdKeyDictionary()  # of parameters and buffers
         self._seen: Counter[tuple[int, bool]] = Counter()
         self._passes = 0  # backward, of which there may be a graph
         self._taken: Counter[int] = Counter()  # graphs of its steps, by optimizer
@@ -225,7 +227,7 @@ class SamplingProfile(Sampling):
         if self._recorder is None:
             return
         try:
-            self._recorder.saw_root(root, path, prefix_of(path))
+            self._recorder.saw_root(root, path, prefix_of(path), self._named_first)
         except Exception as error:  # noqa: BLE001 - as below
             self._failed(error)
 
