@@ -37,7 +37,6 @@ from mindtorch._ext import context
 from mindtorch._ext import lazy as _core
 from mindtorch._ext.signals import by_signal_handler
 from mindtorch.engine.semantics import owners
-from mindtorch.engine.semantics.growth import Key, growth, length, sizes
 
 __all__ = ["Generated", "install", "listeners", "over", "uninstall"]
 
@@ -67,7 +66,8 @@ class _State:
         self.objects: list[Any] = []  # weak references to what holds tensors
         self.tensors: list[weakref.ref[torch.Tensor]] = []
         self.inside = False  # the module's own
-        self.grows: Key | None = None  # what grew with the tokens, where calls get all of them so far
+        # What grew with the tokens, where calls get all of them so far.
+        self.grows: tuple[int, tuple[int, ...]] | None = None
         # Place of tokens -> (what they were part of, its version).
         self.tokens: dict[Any, tuple[weakref.ref[torch.Tensor], int]] = {}
 
@@ -101,6 +101,8 @@ class _Call:
     """An outermost call that is being looked at."""
 
     def __init__(self, module: torch.nn.Module, state: _State, got: tuple[Any, ...]) -> None:
+        from mindtorch.engine.semantics import growth  # few programs have such calls
+
         self.module, self.state, self.got = module, state, got
         self.held: list[tuple[Any, _Snapshot]] = []  # objects that it got, and their tensors before
         self.inside: _Snapshot | None = None  # the module's own tensors before, where they were looked at
@@ -110,7 +112,7 @@ class _Call:
         _find(got, tensors, self.held)
         self.given = {_place(t): _version(t) for t in tensors}
         self._had = [{id(t): (weakref.ref(t), 0) for t in tensors}, *(before for _, before in self.held)]
-        self.sizes = sizes(t for before in self._had for t in _alive(before))
+        self.growth, self.sizes = growth, growth.sizes(t for before in self._had for t in _alive(before))
 
     def had(self, t: torch.Tensor) -> bool:
         """Was it there before the call?"""
@@ -215,7 +217,7 @@ def _phase(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         if not single and _candidate is None:
             phase, call.sequences = _CANDIDATE, shape[:-1].numel()
             _be_candidate(module, count)
-        elif not single and (known_so_far := length(call.sizes, state.grows)) and known_so_far < shape[-1]:
+        elif not single and (known_so_far := call.growth.length(call.sizes, state.grows)) and known_so_far < shape[-1]:
             count = shape[:-1].numel() * (shape[-1] - known_so_far)  # while another model's prompt is the candidate
             phase = _DECODE if shape[-1] - known_so_far == 1 else _PREFILL
     elif state.inside and new:
@@ -283,7 +285,8 @@ def _wrote(call: _Call, result: Any) -> None:
     if call.sequences and _is_candidate(call.module):
         found = (each for holder in written for each in _alive(_snapshot(holder)))
         made = [t for t in (*returned, *got, *found) if not call.had(t)]
-        grown, state.grows = growth(call.sizes, sizes(made), call.tokens // call.sequences)
+        sizes = call.growth.sizes(made)
+        grown, state.grows = call.growth.growth(call.sizes, sizes, call.tokens // call.sequences)
         call.phase = _DECODE if grown == 1 else _PREFILL
         _settle(call.phase, call.sequences * grown)
     if call.phase in (_PREFILL, _DECODE):
