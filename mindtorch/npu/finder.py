@@ -12,6 +12,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from ..base.loading import find_elsewhere, is_asking
 from . import library
 
@@ -75,7 +77,9 @@ class _Finder:
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
         if not name.startswith(("torch_npu", "torch.npu")) or is_asking(self, name):
             return None
-        if name == "torch_npu" and (is_installed() or not self.wanted() or not (self.probes or not _is_probe())):
+        if name == "torch_npu" and (
+            is_installed() or not self.wanted() or not (self.probes or not _is_probe()) or not _may_be_ours()
+        ):
             return None
         if name not in NAMES:
             if name.startswith(("torch_npu.", "torch.npu.")) and _is_ours():  # files of ours are not found as theirs
@@ -84,6 +88,13 @@ class _Finder:
         if name != "torch_npu" and not _is_ours():
             return None
         return ModuleSpec(name, _Loader(), is_package=True)  # type: ignore[arg-type]
+
+
+def _may_be_ours() -> bool:
+    """Can torch know the device by name? Not once it knows `remote_accelerator`, as in a program that used that before:
+    libraries that import torch_npu where they find it (transformers) go on without.
+    """
+    return torch._C._get_privateuse1_backend_name() in ("privateuseone", "npu")
 
 
 def _is_ours() -> bool:

@@ -107,8 +107,9 @@ def is_view(overload: Any) -> bool:
 def may_copy(overload: Any) -> bool:
     """May what it gives have memory of its own although the schema says that it is a view: ``to``, ``reshape``? Torch
     takes such ops apart, but in inference mode."""
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
-    return is_view(overload) and composite
+    if not is_view(overload):  # others may be known to TorchScript alone (prim::device), of which the dispatcher raises
+        return False
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd"))
 
 
 def allocates(overload: Any) -> bool:

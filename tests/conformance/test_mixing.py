@@ -23,6 +23,7 @@ ALLOWED = {
     "to": "moves",
     "__getitem__": "indices may be on the CPU",
     "index_put": "indices may be on the CPU",
+    "nn.functional.ctc_loss": "targets may be on the CPU beside scores on CUDA",
     "tensor_split": "reads the indices on the CPU",
     "native_dropout_backward": "called as an overload, as torch's own code does with tensors of its own",
 }

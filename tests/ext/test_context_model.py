@@ -53,6 +53,7 @@ class Program:
     """What runs, and at each step what is to be said of it: the path, and the phase."""
 
     def __init__(self, seed: int) -> None:
+        context.forget_loss()  # of a model of an earlier test's
         self.dice = random.Random(seed)
         self.model = Calls(2, 2)
         self.optimizers = [torch.optim.SGD(self.model.parameters(), lr=0.1) for _ in range(2)]

@@ -106,6 +106,7 @@ def test_S5_what_is_never_seen_again_goes_long_before_the_limit(device: str, mon
 
 
 def test_S5_ever_new_scalars_stay_below_a_quarter_of_the_limit() -> None:
+    held = tape.interner.bytes  # what tests before this one still use
     tape.interner.set_limit(8 << 20, 2 << 20)
     x = torch.ones(4, device=LAZY)
     most = 0
@@ -114,7 +115,7 @@ def test_S5_ever_new_scalars_stay_below_a_quarter_of_the_limit() -> None:
         if i % 100 == 0:
             most = max(most, tape.interner.counts()[1])
     assert 10_000 < most < 48_000, most
-    assert tape.interner.counts()[1] < most and tape.interner.bytes <= 17 << 17
+    assert tape.interner.counts()[1] < most and tape.interner.bytes <= (17 << 17) + held
 
 
 def test_S5_calls_in_use_survive_an_eviction() -> None:

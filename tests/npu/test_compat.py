@@ -472,3 +472,24 @@ def test_N3_the_version_of_cann_is_what_its_installation_says(
         del os.environ["ASCEND_HOME_PATH"]
         print(get_cann_version())
     """).stdout.splitlines() == ["not known", "8.5.0", "not known"]
+
+
+@pytest.mark.parametrize("first", ["", "torch.ones(1, device='remote_accelerator')"], ids=["free", "taken"])
+def test_N6_torch_npu_is_not_found_where_torch_knows_another_device(after_torch, first):
+    """Transformers imports it where it finds it, and none of its models could be imported."""
+    code = f"""
+        import importlib.util
+        import torch, mindtorch
+        from mindtorch.npu import finder
+        {first or "pass"}
+        finder.watch(lambda: True, probes=True)
+        found = importlib.util.find_spec("torch_npu") is not None
+        try:
+            import torch_npu
+        except ModuleNotFoundError:
+            print(found, "not found")
+        else:
+            print(found, torch_npu.__name__)
+    """
+    expected = "False not found" if first else "True mindtorch.npu.compat.top"
+    assert after_torch(code).stdout.strip() == expected
