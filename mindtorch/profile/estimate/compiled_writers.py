@@ -86,7 +86,7 @@ class _scratch:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _tokenizers(module: Any, files: _Files) -> Iterable[Patch]:
+def _tokenizers(files: _Files, module: Any) -> Iterable[Patch]:
     """`tokenizers`, in Rust: what transformers' fast tokenizers are saved and read by."""
     yield module.Tokenizer, "save", _saving(module.Tokenizer.save, files)
     yield module.Tokenizer, "from_file", staticmethod(_reading(module.Tokenizer.from_file, files))
@@ -98,4 +98,4 @@ def _tokenizers(module: Any, files: _Files) -> Iterable[Patch]:
 
 
 #: By module: what to put there once it is loaded.
-MODULES: dict[str, Callable[[Any, _Files], Iterable[Patch]]] = {"tokenizers": _tokenizers}
+MODULES: dict[str, Callable[[_Files, Any], Iterable[Patch]]] = {"tokenizers": _tokenizers}

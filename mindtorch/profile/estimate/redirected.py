@@ -52,10 +52,6 @@ def _given(dir_fd: int | None) -> dict[str, int]:
     return {} if dir_fd is None else {"dir_fd": dir_fd}
 
 
-def _given_files(patches: Callable[..., Any], files: Redirected, module: Any) -> Any:
-    return patches(module, files)
-
-
 class Redirected(Tree):
     """Within the block, nothing that the program writes by Python's functions reaches the disk."""
 
@@ -127,7 +123,7 @@ class Redirected(Tree):
                 found += [(owner, name, staticmethod(each)) for name, each in instead.items() if each]
         self._held.put(found)
         for module, patches in MODULES.items():
-            self._held.put_when_loaded(module, functools.partial(_given_files, patches, self))
+            self._held.put_when_loaded(module, functools.partial(patches, self))
         for kinds in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
             more = {made for original, made in standing.items() if original in kinds} - kinds
             kinds |= more
