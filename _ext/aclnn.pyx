@@ -21,6 +21,7 @@ import warnings
 from mindtorch._ext cimport acl
 from mindtorch._ext import acl as acl_names
 from mindtorch._ext.allocator cimport Piece, give, take
+from mindtorch._ext.in_flight cimport Launch, begins, ends
 from mindtorch._ext.pool cimport MAX_DEVICES, Lane, Unit, bind, current_lane, enter, leave, stop, unit_of
 
 cdef extern from *:
@@ -273,6 +274,7 @@ cdef class _Call:
         cdef bint queued = False
         cdef const char *name = self.operation.second_name
         cdef Second second = self.operation.second
+        cdef Launch launch
         if DECLINED <= code < DECLINED + 1000 or NOT_HERE <= code < NOT_HERE + 1000:
             self.decline(code, arguments)
         else:
@@ -283,7 +285,9 @@ cdef class _Call:
                 if code != 0:
                     _abandon(executor)
                 else:
+                    begins(lane, &launch)
                     code = acl.note(name, second(piece.address if piece != NULL else NULL, size, executor, lane.stream))
+                    ends(lane, &launch, False, code)
                     if piece != NULL:
                         acl.hush()
                         give(piece)

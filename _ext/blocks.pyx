@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
-from libc.stdint cimport int64_t, uintptr_t
+from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
 from mindtorch._ext.acl cimport (
@@ -41,6 +41,7 @@ from mindtorch._ext.allocator cimport (
     use,
     use_pin,
 )
+from mindtorch._ext.in_flight cimport Launch, begins, ends, hosts_clock, waited
 from mindtorch._ext.pool cimport (
     MAX_DEVICES,
     Lane,
@@ -205,12 +206,31 @@ def used_by(Block block not None):
     stop(code)
 
 
+cdef int _put(Lane *lane, void *to, const void *source, size_t size, int kind) noexcept nogil:
+    """A copy that the lane makes later."""
+    cdef Launch launch
+    cdef int code
+    begins(lane, &launch)
+    code = note(b"aclrtMemcpyAsync", api.aclrtMemcpyAsync(to, size, source, size, kind, lane.stream))
+    ends(lane, &launch, True, code)
+    return code
+
+
+cdef int _now(Lane *lane, void *to, const void *source, size_t size, int kind) noexcept nogil:
+    """The library's own synchronous copy, which knows no stream: what is on ours comes first."""
+    cdef uint64_t at
+    cdef int code = settle(lane)
+    if code == 0:
+        at = hosts_clock()
+        code = note(b"aclrtMemcpy", api.aclrtMemcpy(to, size, source, size, kind))
+        waited(lane, at, code)
+    return code
+
+
 cdef int _queued(Lane *lane, Pin *pin, char *to, const char *source, size_t size, int kind) noexcept nogil:
     """A copy between the device and ``pin``, which is kept until the copy is over."""
     cdef int code = use_pin(pin, lane)
-    if code != 0:
-        return code
-    return note(b"aclrtMemcpyAsync", api.aclrtMemcpyAsync(to, size, source, size, kind, lane.stream))
+    return code if code != 0 else _put(lane, to, source, size, kind)
 
 
 cdef int _staged_in(Lane *lane, char *to, const char *source, size_t size) noexcept nogil:
@@ -232,9 +252,7 @@ cdef int _in(Lane *lane, char *to, const char *source, size_t size, bint wait) n
         return settle(lane) if code == 0 and wait else code
     if size <= STAGED:
         return _staged_in(lane, to, source, size)
-    # The library's own synchronous copy knows no stream: what is on ours comes first.
-    code = settle(lane)
-    return code if code != 0 else note(b"aclrtMemcpy", api.aclrtMemcpy(to, size, source, size, HOST_TO_DEVICE))
+    return _now(lane, to, source, size, HOST_TO_DEVICE)
 
 
 cdef int _out(Lane *lane, char *to, const char *source, size_t size, bint wait) noexcept nogil:
@@ -243,8 +261,7 @@ cdef int _out(Lane *lane, char *to, const char *source, size_t size, bint wait) 
     if pin != NULL:
         code = _queued(lane, pin, to, source, size, DEVICE_TO_HOST)
         return settle(lane) if code == 0 and wait else code
-    code = settle(lane)
-    return code if code != 0 else note(b"aclrtMemcpy", api.aclrtMemcpy(to, size, source, size, DEVICE_TO_HOST))
+    return _now(lane, to, source, size, DEVICE_TO_HOST)
 
 
 cdef int _with_host(Block block, Py_ssize_t offset, char *address, Py_ssize_t nbytes, bint wait,
@@ -289,11 +306,9 @@ def copy_out(Block block not None, Py_ssize_t offset, uintptr_t address, Py_ssiz
 
 
 cdef int _on_device(Lane *lane, char *to, const char *source, size_t size) noexcept nogil:
-    cdef int code
     if ((<uintptr_t>to | <uintptr_t>source) % ALIGNMENT) == 0:
-        return note(b"aclrtMemcpyAsync", api.aclrtMemcpyAsync(to, size, source, size, DEVICE_TO_DEVICE, lane.stream))
-    code = settle(lane)  # asynchronous copies want aligned addresses, the synchronous one takes any
-    return code if code != 0 else note(b"aclrtMemcpy", api.aclrtMemcpy(to, size, source, size, DEVICE_TO_DEVICE))
+        return _put(lane, to, source, size, DEVICE_TO_DEVICE)
+    return _now(lane, to, source, size, DEVICE_TO_DEVICE)  # which takes addresses that are not aligned
 
 
 cdef int _overlapping(Lane *lane, char *to, const char *source, size_t size) noexcept nogil:
@@ -365,15 +380,13 @@ cdef int _hop(Lane *target, Lane *lane, Pin *pin, Mark **written, char *to, cons
     if code == 0:
         code = use_pin(pin, target)
     if code == 0:
-        code = note(b"aclrtMemcpyAsync", api.aclrtMemcpyAsync(
-            pin.address, size, source, size, DEVICE_TO_HOST, lane.stream))
+        code = _put(lane, pin.address, source, size, DEVICE_TO_HOST)
     if code == 0:
         code = order(target, lane)
     if code == 0:
         code = bind(target.unit)
     if code == 0:
-        code = note(b"aclrtMemcpyAsync", api.aclrtMemcpyAsync(
-            to, size, pin.address, size, HOST_TO_DEVICE, target.stream))
+        code = _put(target, to, pin.address, size, HOST_TO_DEVICE)
     if code == 0:
         code = record(target, False, written)
     return code
@@ -437,6 +450,7 @@ def copy_across(Block dst not None, Py_ssize_t dst_offset, Block src not None, P
 def fill(Block block not None, Py_ssize_t offset, int byte, Py_ssize_t nbytes):
     """Set ``nbytes`` bytes from ``offset`` on to ``byte`` (0 to 255), on the current stream."""
     cdef Lane *lane
+    cdef Launch launch
     cdef int code
     cdef char *to = block.address + offset
     _check(block, offset, nbytes)
@@ -451,7 +465,9 @@ def fill(Block block not None, Py_ssize_t offset, int byte, Py_ssize_t nbytes):
             code = _used(block, lane)
             if code == 0:
                 if api.aclrtMemsetAsync != NULL:
+                    begins(lane, &launch)
                     code = note(b"aclrtMemsetAsync", api.aclrtMemsetAsync(to, nbytes, byte, nbytes, lane.stream))
+                    ends(lane, &launch, True, code)
                 else:
                     code = settle(lane)
                     if code == 0:

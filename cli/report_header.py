@@ -77,7 +77,7 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     if report.get("npu"):
         facts.append(("on NPUs", _on_npus(report["npu"])))
     if gpu := report.get("gpu"):
-        facts.append(("on GPUs", _on_gpus(gpu)))
+        facts.append(("NPU time" if report.get("npu") else "on GPUs", _on_gpus(gpu)))
     if not sized and (parts := _startup(startup)):
         slow = _slow_imports(startup)
         apart = ", ".join(f"{seconds(spent)} {what}{slow if what == 'imports' else ''}" for what, spent in parts)

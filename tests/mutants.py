@@ -62,7 +62,7 @@ NEAREST = {
     "_ext/hooks.pyx": "test_lazy_surroundings.py test_lazy_creation.py test_lazy_wrappers.py",
     "_ext/intercept.pyx": "test_lazy_tensor.py test_lazy_function_entries.py test_lazy_modes.py"
     " test_lazy_autograd_writes.py test_lazy_mistakes.py test_lazy_eager.py programs/test_programs.py",
-    "_ext/in_flight.pyx": "npu/test_failing_calls.py",
+    "_ext/in_flight.pyx": "npu/test_failing_calls.py npu/test_profile.py",
     "_ext/intern.pyx": "ext/test_tape.py ext/test_tables.py test_lazy_tensor.py programs/test_programs.py",
     "_ext/interpreter.pyx": "ext/test_interpreter.py ext/test_context.py",
     "_ext/kept_wrappers.pyx": "test_lazy_kept_wrappers.py",

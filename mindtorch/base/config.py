@@ -17,7 +17,7 @@ def check() -> None:
     for read in (
         auto_enable, log_intercepts, enable_aten_impl, register_device, max_pending_ops, max_pending_bytes, unsupported,
         executor, _check_executor_device, address, workers, worker_memory, worker_files, lineage, npu_native,
-        private_mounts, profile_cuda,
+        private_mounts, profile_devices,
     ):  # fmt: skip
         read()
 
@@ -103,14 +103,20 @@ def npu_capability() -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def profile_cuda() -> str:
-    """``GENIE_PROFILE_CUDA`` (``trace``): how a measured profile times ops on a GPU: ``trace``, by torch's own tracer,
-    or ``wait``, for each op.
+def profile_device(kind: str) -> str:
+    """``GENIE_PROFILE_CUDA``, ``GENIE_PROFILE_NPU`` (``trace``): how a measured profile times ops on such devices:
+    ``trace``, by torch's own tracer or by events around each launch, or ``wait``, for each op.
     """
-    value = os.environ.get("GENIE_PROFILE_CUDA", "trace").strip().lower()
+    name = f"GENIE_PROFILE_{kind.upper()}"
+    value = os.environ.get(name, "trace").strip().lower()
     if value not in ("trace", "wait"):
-        raise UsageError(f"GENIE_PROFILE_CUDA: expected trace or wait, got {value!r}")
+        raise UsageError(f"{name}: expected trace or wait, got {value!r}")
     return value
+
+
+def profile_devices() -> dict[str, str]:
+    """`profile_device` of both kinds."""
+    return {kind: profile_device(kind) for kind in ("cuda", "npu")}
 
 
 def register_device() -> str:

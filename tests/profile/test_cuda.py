@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from mindtorch.profile import Profiler
-from mindtorch.profile.measure import cuda_ops
+from mindtorch.profile.measure import cuda_ops, device_ops
 
 
 def test_C2_peak_memory_of_a_program_on_cuda_is_that_of_its_cuda_tensors() -> None:
@@ -77,7 +77,7 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "synchronize", found.append)
     monkeypatch.setenv("GENIE_PROFILE_CUDA", "wait")
-    monkeypatch.setattr(cuda_ops, "cuda_present", lambda: True)
+    monkeypatch.setattr(device_ops, "cuda_present", lambda: True)
     return found
 
 

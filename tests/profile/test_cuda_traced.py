@@ -12,9 +12,9 @@ from torch.profiler import ProfilerActivity
 
 from mindtorch.cli import report_header
 from mindtorch.profile import Profiler
-from mindtorch.profile.measure import cuda_ops, cuda_tracer
-from mindtorch.profile.measure.cuda_tracer import Traced, Tracer
-from mindtorch.profile.measure.device_time import ANY, KERNEL, LAUNCH
+from mindtorch.profile.measure import cuda_ops, cuda_tracer, device_ops
+from mindtorch.profile.measure.cuda_tracer import Tracer
+from mindtorch.profile.measure.device_time import ANY, KERNEL, LAUNCH, Traced
 from mindtorch.profile.report.device_work import DeviceWork
 
 
@@ -62,7 +62,7 @@ class Pretended(Tracer):
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Pretended:
     found = Pretended()
     monkeypatch.setattr(cuda_ops, "Tracer", lambda: found)
-    monkeypatch.setattr(cuda_ops, "cuda_present", lambda: True)
+    monkeypatch.setattr(device_ops, "cuda_present", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -127,7 +127,7 @@ def test_C2_the_ops_of_a_traced_run_are_not_waited_for(gpu: Pretended, monkeypat
 
 
 def test_C2_many_stretches_are_looked_at_in_windows(gpu: Pretended, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_ops, "WINDOW", 50)
+    monkeypatch.setattr(device_ops, "WINDOW", 50)
     with Profiler(whole=True) as profiler:
         program(60)
     report = profiler.report()
@@ -274,7 +274,7 @@ def test_C2_a_gpu_has_nothing_to_do_for_no_longer_than_the_program_ran(busy: int
 def test_C2_a_report_keeps_idle_time_within_the_programs(gpu: Pretended) -> None:
     with Profiler(whole=True) as profiler:
         torch.mm(torch.ones(2, 2).add(1), torch.ones(2, 2))
-    profiler.cuda.stages["main"].idle = 10**12
+    profiler.devices.stages["main"].idle = 10**12
     report = profiler.report()
     assert report["gpu"]["busy_s"] + report["gpu"]["idle_s"] == pytest.approx(report["totals"]["time_s"])
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
 from mindtorch.profile.measure import device_time
-from mindtorch.profile.measure.cuda_ops import implausible
-from mindtorch.profile.measure.cuda_tracer import Traced
-from mindtorch.profile.measure.device_time import ANY, KERNEL, LAUNCH, SPAN, attribute
+from mindtorch.profile.measure.device_ops import implausible
+from mindtorch.profile.measure.device_time import ANY, KERNEL, LAUNCH, SPAN, Traced, attribute
 
 PYTHON, ADD, MM, SUM = range(4)  # rows
 
@@ -155,9 +155,16 @@ def test_C2_what_is_moved_is_that_of_the_definition_instant_by_instant(seed: int
     covered = {t for s in host for t in range(s["start"], s["start"] + s["ns"])}
     assert found.busy + found.idle == len(covered)
     assert sum(found.kernels.values()) + found.lost == len(work)
-    for use in found.uses.values():
-        assert use.busy + use.idle == max(covered) + 1 - min(covered)
+    first, last = min(covered), max(covered)
+    for device, use in found.uses.items():
+        mine = [k for k in work.tolist() if k[4] == device]
+        runs = {t for _, start, ns, *_ in mine for t in range(start, start + ns)}
+        idle = covered - runs
+        assert (use.busy, use.idle) == (len([t for t in runs if first <= t <= last]), len(idle))
         assert use.starved <= use.idle
+        # Stretches between two kernels, in which the host's own stretches are counted.
+        cuts = sorted({first - 1, last + 1} | runs)
+        assert use.longest == max(len(idle & set(range(a, b))) for a, b in pairwise(cuts))
 
 
 def test_C2_what_is_taken_from_the_host_is_never_more_than_it_had() -> None:
@@ -186,12 +193,12 @@ HOST = spans((0, 100, ADD, 0))
 
 
 def test_C2_a_trace_that_cannot_be_is_refused_with_a_reason() -> None:
-    assert implausible(HOST, GOOD) == ""
-    assert implausible(HOST, Traced(launches(), kernels())) == ""  # nothing ran
-    assert "no kernels" in implausible(HOST, Traced(GOOD.launches, kernels()))
-    assert "without their launch" in implausible(HOST, Traced(launches(), GOOD.kernels))
+    assert implausible(HOST, GOOD, "torch's tracer") == ""
+    assert implausible(HOST, Traced(launches(), kernels()), "torch's tracer") == ""  # nothing ran
+    assert "no kernels" in implausible(HOST, Traced(GOOD.launches, kernels()), "torch's tracer")
+    assert "without their launch" in implausible(HOST, Traced(launches(), GOOD.kernels), "torch's tracer")
     late = Traced(launches((1, 10_000_000, 0)), GOOD.kernels)
-    assert "before their launch" in implausible(HOST, late)
+    assert "before their launch" in implausible(HOST, late, "torch's tracer")
     away = Traced(GOOD.launches, kernels((1, 10**15, 30, 7, 0, False)))
-    assert "at which it did not run" in implausible(HOST, away)
+    assert "at which it did not run" in implausible(HOST, away, "torch's tracer")
     assert device_time.launched(*GOOD)[0].tolist() == [5]

@@ -45,7 +45,7 @@ from mindtorch.profile.cost.call_shapes import Shaped, shaped
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.measure import peak, waiting
 from mindtorch.profile.measure.asked import ASKED
-from mindtorch.profile.measure.cuda_ops import CudaOps
+from mindtorch.profile.measure.device_ops import DeviceOps
 from mindtorch.profile.measure.imports import ImportWatch
 from mindtorch.profile.measure.npu_ops import NpuOps
 from mindtorch.profile.measure.run import Run
@@ -124,7 +124,6 @@ class Profiler(Run):
         look = Look(skipped_prefixes(), waiting.functions(), (phases.__file__, "_next"))
         self.collector = Mode(describe, count, torch.Tensor, self._on_mark, max_events, None, look.look)
         look.collector = self.collector
-        self.cuda = CudaOps(self.collector)
         self.sampling, self.kept = SamplingProfile(self.collector), peak.Kept(self.collector.balance)
         self.loading = Loading()
         self._shapes = shapes
@@ -155,6 +154,7 @@ class Profiler(Run):
             for profiler in outer:
                 profiler.collector.resume()
         self.npu = NpuOps(self.collector)
+        self.devices = DeviceOps(self.collector)
         collector = self.collector
         collector.cost_in, collector.cost_out, collector.cost_module = self.costs
         self._frames = compiled_frames()
@@ -177,7 +177,7 @@ class Profiler(Run):
         if self._stage != STAGES[0]:
             self._begun = self._began[self._stage] = begun
         self._compile_watch = CompileWatch(self._compiling)
-        self._profiler_watch = ProfilerWatch(self.cuda.give_way)
+        self._profiler_watch = ProfilerWatch(self.devices.give_way)
         self._launches = Patches(yields=True)
         self._launches.put_when_loaded("triton.runtime.jit", _of_triton)
         self._watch = ImportWatch(collector.begin_import, self._imported).__enter__()
@@ -201,7 +201,7 @@ class Profiler(Run):
         self.loading.__exit__()
         self._child_watch.__exit__()
         self.children = dict(self._child_watch.found)
-        self.cuda.stop()
+        self.devices.stop()
         self.collector.stop()
         self._watch.__exit__()
         self._compile_watch.stop()
@@ -238,7 +238,7 @@ class Profiler(Run):
     def recording(self) -> Recording:
         collector, npu = self.collector, self.npu.report()
         watched = sum(ns for _, ns in self._recording)  # of which some cost a step nothing: its GPU worked meanwhile
-        share = 1 - min(self.cuda.hidden / watched, 1) if watched else 1
+        share = 1 - min(self.devices.hidden / watched, 1) if watched else 1
         away = [*self._away, *((at, int(ns * share)) for at, ns in self._recording)]
         since = self._reported_since()
         spans = self._spans(since)
@@ -274,7 +274,7 @@ class Profiler(Run):
             runs=list(collector.runs.values()),
             executor=str(values.executor().device),
             npu=npu,
-            gpu=self.cuda.report(reached),
+            gpu=self.devices.report(reached),
             loads=collector.loads,
             threads=self._threads.of(reached),
             unseen_threads=collector.other_thread,
@@ -309,12 +309,12 @@ class Profiler(Run):
         places = Places(collector.plain_ops, collector.lazy_ops, collector.lazy_runs, collector.lazy_devices)
         peaks, phase_peaks = balance.module_peaks(), [balance.phase_peak(i) for i in range(len(context.PHASES))]
         rows, overhead, entries, most = collector.split(at)
-        behind = self.cuda.behind(overhead)
+        behind = self.devices.behind(overhead)
         rows, overhead = rows + behind, overhead - sum(row[5] for row in behind)
         self._overhead += overhead
         self._ends(stage)
         self._threads.stage_ends(stage, collector.first)
-        self.cuda.end(stage)
+        self.devices.end(stage)
         labels = {name: Label(*figures) for name, figures in collector.labels.take().items()}
         waits = Counter({(waiting.FOR[what], line): ns for (what, line), ns in collector.take_waits().items()})
         known = self.stages.get(stage)
@@ -338,7 +338,7 @@ class Profiler(Run):
 
     def _run_pending(self, now: int) -> int:
         """Let what was recorded so far run, so that its time falls into the stage that ends; the time after that."""
-        return max(self._run_recorded(now), self.cuda.look() if self.cuda.traced else 0)
+        return max(self._run_recorded(now), self.devices.look() if self.devices.traced else 0)
 
     def _run_recorded(self, now: int) -> int:
         if values.tape.n_recorded == self._recorded:  # what was pending before the profile is none of its business
@@ -354,10 +354,10 @@ class Profiler(Run):
 
     def _on_mark(self, kind: str, now: int, which: int) -> None:
         with self._marking:
-            self._recording.note(now, self._overhead + self.cuda.hidden + self.collector.overhead)
+            self._recording.note(now, self._overhead + self.devices.hidden + self.collector.overhead)
             self.book.marked(kind)
             self.kept.marked(kind)
-            self.cuda.marked()
+            self.devices.marked()
             if kind == "backward end":
                 peak.say_roles(self.registered)
             elif kind == "op" and self._stage == "import":
@@ -374,7 +374,7 @@ class Profiler(Run):
 
     def _freeze(self) -> None:
         self.frozen_ns = self._begun
-        self.cuda.stop()
+        self.devices.stop()
         self.collector.stop()
 
     def module_order(self) -> dict[int, int]:

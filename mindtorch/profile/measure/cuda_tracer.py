@@ -9,20 +9,15 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from mindtorch.profile.measure.device_time import ANY, KERNEL, LAUNCH
+from mindtorch.profile.measure.device_time import ANY, KERNEL, LAUNCH, Traced
 
 _LAUNCH = re.compile(r"cu.*(Launch(?!HostFunc)|Memcpy|Memset|MemPrefetch)")
-__all__ = ["Traced", "Tracer", "read"]
-
-
-class Traced(NamedTuple):
-    launches: Any  # of `LAUNCH`
-    kernels: Any  # of `KERNEL`
+__all__ = ["Tracer", "read"]
 
 
 class Tracer:

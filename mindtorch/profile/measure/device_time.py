@@ -24,6 +24,11 @@ KERNEL = np.dtype(
 ANY = -1
 
 
+class Traced(NamedTuple):
+    launches: Any  # of `LAUNCH`
+    kernels: Any  # of `KERNEL`
+
+
 class Attributed(NamedTuple):
     """moved: (row that the host was at, row whose kernel ran) → ns; device, kernels: of each row, ns of all its kernels
     and how many; hidden: of each row, ns of kernels that ran between the spans of the host, when it was at none;
@@ -49,11 +54,8 @@ def owned(start: Any, ns: Any) -> tuple[Any, Any, Any]:
     return order[some], begin[some], end[some]
 
 
-def attribute(spans: Any, launches: Any, kernels: Any, window: tuple[int, int] | None = None) -> Attributed:
-    """Arrays of `SPAN`, `LAUNCH` and `KERNEL`, in any order. window: of the idle time; else that of the spans."""
-    if window is None:
-        ends = spans["start"] + spans["ns"]
-        window = (int(spans["start"].min()), int(ends.max())) if len(spans) else (0, 0)
+def attribute(spans: Any, launches: Any, kernels: Any) -> Attributed:
+    """Arrays of `SPAN`, `LAUNCH` and `KERNEL`, in any order."""
     at, by = launched(launches, kernels)
     of = _places(spans, at, by)  # index of the span that launched each kernel
     known = of >= 0
@@ -74,7 +76,7 @@ def attribute(spans: Any, launches: Any, kernels: Any, window: tuple[int, int] |
     hidden = _sums(behind[(behind >= 0) & (covered > 0)], covered[(behind >= 0) & (covered > 0)])
     busy, whole = int(instants.sum()), int((until - from_).sum())
     uses = {
-        int(number): _use(kernels[mine], at[mine], window)
+        int(number): _use(kernels[mine], at[mine], from_, until)
         for number in np.unique(kernels["device"])
         if (mine := kernels["device"] == number).any()
     }
@@ -130,18 +132,25 @@ def _overlaps(begin: Any, end: Any, from_: Any, until: Any) -> tuple[tuple[Any, 
     return (left, right), ns
 
 
-def _use(kernels: Any, at: Any, window: tuple[int, int]) -> DeviceUse:
-    """Of one device, within the window."""
-    low, high = window
+def _use(kernels: Any, at: Any, from_: Any, until: Any) -> DeviceUse:
+    """Of one device. Its idle time is that of the host's pieces, each from `from_` to `until`, in which it had none."""
     whose, begin, end = owned(kernels["start"], kernels["ns"])
+    low, high = (int(from_[0]), int(until[-1])) if len(from_) else (0, 0)
     begin, end = np.clip(begin, low, high), np.clip(end, low, high)
     gap_from, gap_to = np.concatenate([[low], end]), np.concatenate([begin, [high]])
-    gap = np.maximum(gap_to - gap_from, 0)
     # Until the launch of what ended the gap nothing was queued; what nobody launched is not known to be late.
-    until = np.concatenate([np.where(at[whose] >= 0, at[whose], low), [high]])
-    starved = np.clip(until - gap_from, 0, gap)
+    late = np.clip(np.concatenate([np.where(at[whose] >= 0, at[whose], low), [high]]), gap_from, gap_to)
+    gaps = _within(gap_from, gap_to, from_, until)
     return DeviceUse(
-        busy=int((end - begin).sum()), idle=int(gap.sum()), starved=int(starved.sum()), longest=int(gap.max()),
-        kernels=int((~kernels["copy"]).sum()), copies=int(kernels["copy"].sum()),
+        busy=int((end - begin).sum()), idle=int(gaps.sum()), starved=int(_within(gap_from, late, from_, until).sum()),
+        longest=int(gaps.max()), kernels=int((~kernels["copy"]).sum()), copies=int(kernels["copy"].sum()),
         copying=int(kernels["ns"][kernels["copy"]].sum()), streams=set(kernels["stream"].tolist()),
     )  # fmt: skip
+
+
+def _within(begin: Any, end: Any, from_: Any, until: Any) -> Any:
+    """Of each piece of the first list, the ns that pieces of the second have, too."""
+    (which, _), ns = _overlaps(begin, end, from_, until)
+    found = np.zeros(len(begin), "i8")
+    np.add.at(found, which, np.maximum(ns, 0))
+    return found

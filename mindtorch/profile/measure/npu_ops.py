@@ -1,21 +1,84 @@
-"""What a profiled program ran on NPUs: natively, or staged through the CPU (SPEC N5); each op is waited for."""
+"""NPUs as a measured profile sees them: what ran natively, or staged through the CPU, and when (SPEC N5, C2)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from mindtorch._ext import blocks as _blocks
-from mindtorch._ext import streams
+from mindtorch._ext import in_flight, streams
 from mindtorch._ext.collect import Collector
 from mindtorch.npu import staging, tensor
+from mindtorch.profile.measure.device_time import ANY, KERNEL, LAUNCH, Traced
 
-__all__ = ["NpuOps"]
+__all__ = ["Npu", "NpuOps"]
+
+_DONE = np.dtype(in_flight.DONE)
+_LOST = 0.05  # of the launches: more is not plausible
+
+
+class Npu:
+    """A `Kind`. An op is told of once it is queued, with its device's index; what is traced are launches and copies."""
+
+    name, tracer = "npu", "the tracing of NPUs by events"
+
+    def __init__(self) -> None:
+        self.running = False
+        self._told: Callable[[Any], None] | None = None
+
+    def listen(self, told: Callable[[Any], None] | None) -> None:
+        if self._told is not None:
+            staging.watchers.remove(self._told)
+        self._told = told
+        if told is not None:
+            staging.watchers.append(told)
+
+    def capturing(self) -> bool:
+        return False  # there are no graphs of NPUs
+
+    def wait(self, where: Any) -> None:
+        streams.synchronize(where)
+
+    def settle(self) -> None:
+        for index in staging.device_counts:
+            streams.synchronize(index)
+
+    def start(self) -> str:
+        in_flight.start()
+        self.running = True
+        return ""
+
+    def stop(self, threads: Mapping[int, int]) -> Traced:
+        """Launches of which an event failed have no work: where they are many, nothing is told of any."""
+        self.running = False
+        found, lost = in_flight.stop()
+        done = np.frombuffer(found, _DONE).copy()
+        if lost > _LOST * (lost + len(done)):
+            done = done[:0]
+        for device in np.unique(done["device"]):  # no work begins before its launch: so far its clock was misread
+            mine = (done["device"] == device) & (done["waited"] == 0)
+            if mine.any():
+                done["start"][mine] += max((done["launched"][mine] - done["start"][mine]).max(), 0)
+        launched, kernels = np.zeros(len(done) + (lost and not len(done)), LAUNCH), np.zeros(len(done), KERNEL)
+        launched["correlation"] = np.arange(len(launched))
+        kernels["correlation"] = np.arange(len(kernels))
+        for name in ("start", "ns", "stream", "device", "copy"):
+            kernels[name] = done[name]
+        if len(done):
+            launched["at"] = done["launched"]
+            launched["thread"] = [threads.get(ident, ANY) for ident in done["thread"].tolist()]
+        return Traced(launched, kernels)
+
+    def memory(self) -> dict[int, tuple[int, int]]:
+        return {index: (_blocks.max_memory_allocated(index), _blocks.max_memory_reserved(index))
+                for index in staging.device_counts}  # fmt: skip
 
 
 class NpuOps:
-    """Counts calls from when it is made until :meth:`stop`, and waits for each while the collector is on.
+    """Counts calls from when it is made until :meth:`stop`.
 
-    Else an op's time would be that of queueing it, and what first reads a result would have all the time before it.
     The collector is told of memory that is taken outside of ops, as for tensors that are created or moved there.
     """
 
@@ -28,12 +91,10 @@ class NpuOps:
         self.staged: dict[str, int] = {}
         self.devices: list[str] = []
         self.peaks: dict[str, int] = {}
-        staging.watchers.append(self._queued)
         tensor.watchers.append(collector.made)
 
     def stop(self) -> None:
         """Keep what was counted."""
-        staging.watchers.remove(self._queued)
         tensor.watchers.remove(self._collector.made)
         native, staged, devices = (
             {key: calls - before.get(key, 0) for key, calls in now.items() if calls > before.get(key, 0)}
@@ -42,10 +103,6 @@ class NpuOps:
         self.native, self.staged = native, staged
         self.devices = [f"npu:{index}" for index in sorted(devices, key=lambda index: -devices[index])]
         self.peaks = {name: _blocks.max_memory_allocated(name) for name in self.devices}
-
-    def _queued(self, device: int) -> None:
-        if self._collector.enabled:
-            streams.synchronize(device)
 
     def report(self) -> dict[str, Any] | None:
         """``native`` and ``staged``: op → calls, most first; ``devices``; ``peak_bytes``: device → most bytes that its

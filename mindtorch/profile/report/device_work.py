@@ -1,4 +1,4 @@
-"""What a measured program's GPUs did, as far as torch's tracer saw it, and what a report says of it."""
+"""What a measured program's GPUs or NPUs did, as far as they were traced, and what a report says of it."""
 
 from __future__ import annotations
 
@@ -32,14 +32,20 @@ class DeviceWork:
 
     ops: dict[int, list[int]] = field(default_factory=dict)  # by signature: ns of all its kernels, how many
     uses: dict[int, DeviceUse] = field(default_factory=dict)  # by device
-    busy: int = 0  # of the program's time: at least one GPU works, none does
+    busy: int = 0  # of the program's time: at least one device works, none does
     idle: int = 0
     lost: int = 0  # of kernels whose launch is not known
     unmoved: int = 0  # that stayed the host's, where they could not be given to the op
     dropped: int = 0  # stretches of the host for which there was no room
     memory: dict[int, tuple[int, int]] = field(default_factory=dict)  # by device: most bytes allocated, reserved
+    kind: str = "cuda"
     how: str = "waited"
     why: str = ""  # the tracer was not used, or not to the end
+
+    @property
+    def called(self) -> str:
+        """What a reader calls such a device."""
+        return {"cuda": "GPU", "npu": "NPU"}[self.kind]
 
     def add(self, sig: int, ns: int, kernels: int) -> None:
         of = self.ops.setdefault(sig, [0, 0])
@@ -72,7 +78,7 @@ class DeviceWork:
     def _device(self, index: int) -> dict[str, Any]:
         use, memory = self.uses.get(index, DeviceUse()), self.memory.get(index, (0, 0))
         return {
-            "device": f"cuda:{index}",
+            "device": f"{self.kind}:{index}",
             "busy_s": use.busy / 1e9, "idle_s": use.idle / 1e9, "starved_s": use.starved / 1e9,
             "longest_idle_s": use.longest / 1e9, "kernels": use.kernels, "copies": use.copies,
             "copy_s": use.copying / 1e9, "streams": len(use.streams),
@@ -84,7 +90,7 @@ class DeviceWork:
         found = []
         if self.how != "traced":
             since = "" if self.how == "waited" else " from some moment on"
-            slows = f"genie waited for each op on the GPU{since}, which slows a program that queues work"
+            slows = f"genie waited for each op on the {self.called}{since}, which slows a program that queues work"
             found.append(f"{slows}: {self.why}")
         if self.dropped or self.lost or self.unmoved:
             found.append(

@@ -201,7 +201,7 @@ def _launch_less(of: Looked, waiting: Iterable[Row]) -> str:
 
 
 def idle(of: Looked) -> Said | None:
-    """Measured: the GPU has nothing to do, because the host has not launched it yet."""
+    """Measured: the GPU or NPU has nothing to do, because the host has not launched it yet."""
     work = of.seen.gpu
     if work is None or work.how != "traced" or not work.busy:
         return None
@@ -209,7 +209,7 @@ def idle(of: Looked) -> Said | None:
     if share < _IDLE:
         return None
     kernels = sum(use.kernels for use in work.uses.values())
-    nothing = f"the GPU has nothing to do for {percent(share)} of the time"
+    nothing = f"the {work.called} has nothing to do for {percent(share)} of the time"
     text = f"{nothing}: the host is late with its {counted(kernels, 'kernel')}"
     waiting = [row for row in of.rows if not row.sig]
     return Said(text, share, of.heaviest(of.forward(waiting)), _launch_less(of, waiting))
