@@ -20,6 +20,7 @@ _EPILOG = """\b
 Examples:
   genie diff before.json after.json    two files of genie profile --json
   genie diff --fail-if 'flops>+1%' --fail-if 'peak>+0' before.json after.json
+  genie diff --html page.html before.json after.json
   genie diff --base main -- profile --target h100 train.py
                                        main against the working tree
   genie diff --base main --markdown - -- profile train.py >> summary.md
@@ -39,10 +40,22 @@ def _write_markdown(difference: dict[str, Any], path: str) -> None:
         file.write(markdown(difference))
 
 
+def _write_html(difference: dict[str, Any], path: str) -> None:
+    from mindtorch.profile.report.difference_page import write_html
+
+    write_html(difference, path)
+
+
 #: What ``genie diff`` can write; each is given the difference and a path.
 FORMATS = (
     Format("json", "Write everything as JSON; - for stdout.", rb'\{\s*"schema_version":\s*\d+,\s*"diff":', _write_json),
     Format("markdown", "Write tables as Markdown; - for stdout.", rb"\*\*genie diff\*\*", _write_markdown),
+    Format(
+        "html",
+        "Write the comparison as one HTML file for a browser.",
+        rb"<!doctype html>\s<!-- genie diff: ",
+        _write_html,
+    ),
 )
 
 

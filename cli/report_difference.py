@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mindtorch.profile.report.difference import figure
+from mindtorch.profile.report.conditions import where
+from mindtorch.profile.report.repeated_rows import folded, total
 
 from .render import Canvas, Column, Text, clean
 from .report_lines import short
@@ -112,7 +113,7 @@ def grown(condition: Condition, difference: Mapping[str, Any]) -> str:
     total = difference["totals"][condition.metric]
     by = f"{total['difference'] / total['before']:+.2%}".replace("%", " %") if total["before"] else "from nothing"
     line = f"{condition.text} holds: {title} {write(total['before'])} → {write(total['after'])} ({by})"
-    found = condition.where(difference)
+    found = where(condition.metric, difference)
     if found is None:
         return line
     row, more = found
@@ -134,14 +135,14 @@ def _tables(difference: Mapping[str, Any]) -> list[_Table]:
     if not any(row["difference"] for row in difference["memory"]):
         kinds = []
     held = [
-        _Entry(_where(same[0], same[0]["category"]) + _times(same), [("bytes", _total(same))])
-        for same in _folded(difference["held"], ("module", "category", "file", "line", "before", "after"))
+        _Entry(_where(same[0], same[0]["category"]) + _times(same), [("bytes", total(same))])
+        for same in folded(difference["held"], ("category", "file", "line", "before", "after"))
     ]
     modules = [
         _Entry(_where(rows[0]) + _times(rows), _sum(rows), f"{rows[0]['class']} {_what(rows[0])}".strip())
-        for rows in _folded(difference["modules"], ("module", "class", "what"))
+        for rows in folded(difference["modules"], ("class", "what"))
     ]
-    rows_of = _folded(difference["rows"], ("module", "op", "phase", "file", "line", "what"))
+    rows_of = folded(difference["rows"], ("op", "phase", "file", "line", "what"))
     rows = [
         _Entry(
             _where(same[0], same[0]["op"].removeprefix("aten::"), same[0]["phase"]) + _times(same),
@@ -161,42 +162,14 @@ def _tables(difference: Mapping[str, Any]) -> list[_Table]:
     return [table for table in found if table.entries]
 
 
-def _folded(rows: Sequence[Mapping[str, Any]], names: tuple[str, ...]) -> list[list[Mapping[str, Any]]]:
-    """Rows of layers that repeat, together: what is alike but for numbers in the module's path, and for times."""
-    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        path = re.sub(r"\d+", "0", row["module"])
-        counts = [(row[name]["before"], row[name]["after"]) for name in _OF_ROWS if name in row and name != "time"]
-        found.setdefault((path, *(row[name] for name in names[1:]), *counts), []).append(row)
-    return sorted(found.values(), key=_importance)
-
-
-def _importance(rows: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
-    """Sorts what differs most to the front: by FLOPs, parameters, bytes, ops, time."""
-    if "difference" in rows[0]:
-        return (-abs(_total(rows)["difference"]),)
-    return tuple(
-        -abs(sum(row[name]["difference"] for row in rows if row.get(name)))
-        for name in ("flops", "params", "bytes", "ops", "time")
-    )
-
-
 def _sum(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
     """The figures in which the first of these rows differs, summed over all."""
     found: list[tuple[str, Mapping[str, Any]]] = []
     for name in _OF_ROWS:
         values = [row[name] for row in rows if row.get(name)]
         if any(value["difference"] for value in values):
-            found.append((name, _total(values)))
+            found.append((name, total(values)))
     return found
-
-
-def _total(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Figures of several rows as one."""
-    sums = figure(*(sum(value[when] for value in values) for when in ("before", "after")))
-    if "beyond_noise" in values[0]:
-        sums["beyond_noise"] = any(value["beyond_noise"] for value in values)
-    return sums
 
 
 def _where(row: Mapping[str, Any], *words: str) -> str:

@@ -165,6 +165,18 @@ def test_C5_compressed_reports(reports: Path) -> None:
     assert genie("diff", "before.json.gz", "after.json.gz").stdout.count("Net.first")
 
 
+def test_C5_a_page_for_a_browser(reports: Path) -> None:
+    done = genie("diff", "--html", "-", "--fail-if", "flops>+0.5%", "before.json", "after.json")
+    assert done.exit_code == 1 and done.stdout.startswith("<!doctype html>\n<!-- genie diff: ")
+    assert "flops\\u003e" not in done.stdout and "flops>+0.5% holds" in done.stdout
+    for _ in range(2):  # ours
+        assert not genie("diff", "--html", "page.html", "before.json", "after.json").exit_code
+    assert "% holds" not in Path("page.html").read_text()
+    Path("theirs.html").write_text("<!doctype html>\n<p>mine")
+    done = genie("diff", "--html", "theirs.html", "before.json", "after.json")
+    assert done.exit_code == 2 and "will not replace theirs.html" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

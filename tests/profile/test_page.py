@@ -17,7 +17,7 @@ from mindtorch.profile import write_html
 from mindtorch.profile.cost import targets
 from mindtorch.profile.estimate.estimator import Estimator
 from mindtorch.profile.measure import peak
-from mindtorch.profile.report import page
+from mindtorch.profile.report import flame_boxes, page
 
 VIEWER = Path(page.__file__).with_name("viewer")
 EVIL = ["</script><b>", "<!-- <script>", "{{data}}{{script}}", "\\u003c'\"&amp;\u2028", "é\ud800"]
@@ -204,7 +204,7 @@ def test_C2_page_makes_no_markup_of_what_the_program_calls_things(record, tmp_pa
 @pytest.mark.parametrize("most", [1, 3, 10])
 def test_C2_page_is_bounded_and_its_sums_stay(trained, tmp_path, monkeypatch, most):
     report, profiler = trained
-    monkeypatch.setattr(page, "BOXES", most)
+    monkeypatch.setattr(flame_boxes, "BOXES", most)
     monkeypatch.setattr(page, "MODULES", most)
     monkeypatch.setattr(page, "ROWS", dict.fromkeys(page.ROWS, most))
     write_html(report, profiler.recording(), tmp_path / "p.html")

@@ -16,7 +16,8 @@ from mindtorch.cli import units
 from mindtorch.profile import write_html
 from mindtorch.profile.cost import targets
 from mindtorch.profile.estimate.estimator import Estimator
-from mindtorch.profile.report import page
+from mindtorch.profile.report import difference_page, page
+from mindtorch.profile.report.difference import compare
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 VIEWER = Path(page.__file__).with_name("viewer")
@@ -161,3 +162,39 @@ def test_C2_page_shows_each_finding_with_its_line_and_what_to_try(tmp_path):
     (text,) = texts(document, r'<section id="findings".*?</section>')
     assert complaints == []
     assert text == f"Findings {row['text']} {row['place']['source']} try {row['try']}"
+
+
+def test_C5_page_of_a_difference_shows_its_totals_where_it_was_and_what_differs(Net, tmp_path):
+    reports = []
+    for layers in (3, 4):
+        with Estimator(target=targets.find("h100")) as estimator:
+            Net(layers=layers)(torch.zeros(2, 3, dtype=torch.long)).sum().backward()
+        reports.append(estimator.report(command=["net.py"]))
+    found = compare(*reports, ("a.json", "</title><i>.json"))
+    found["failed"] = ["flops>+1% holds"]
+    difference_page.write_html(found, tmp_path / "d.html")
+    document, complaints = shown(tmp_path / "d.html", tmp_path)
+    assert complaints == [] and not re.search(r"<i\b", document)
+    assert texts(document, r"<h1>(.*?)</h1>") == ["a.json → </title><i>.json"]
+    before, after = (units.amount(report["totals"]["flops"]) for report in reports)
+    more = units.amount(found["totals"]["flops"]["difference"])
+    (said,) = texts(document, r'id="flame-said"[^>]*>(.*?)</p>')
+    assert said.startswith(f"all: {before} → {after}, +{more}, ")
+    (sentence,) = texts(document, r'id="sentence">(.*?)</p>')
+    assert sentence.startswith("Operations +") and "FLOPs +" in sentence and "Most of the FLOPs in addmm, " in sentence
+    for table in ("rows-table", "modules-table"):
+        assert last_row(document, table).startswith(f"all +{more} "), table
+    assert last_row(document, "held-table") == f"all +{units.bytes_text(found['totals']['peak']['difference'])}"
+    titles = texts(document, r"<h2[^>]*>(.*?)</h2>")
+    assert titles == ["Flame graph", "Memory", "Modules", "Rows", "The runs"]
+    assert "flops>+1% holds" in texts(document, r'<p class="warned">(.*?)</p>')
+    assert "new" in " ".join(texts(document, r'<table id="modules-table">(.*?)</table>'))
+
+
+def test_C5_page_of_no_difference_says_so(Net, record, tmp_path):
+    report, _ = record(lambda: Net(layers=2)(torch.zeros(2, 3, dtype=torch.long)))
+    difference_page.write_html(compare(report, report, ("a", "b")), tmp_path / "d.html")
+    document, complaints = shown(tmp_path / "d.html", tmp_path)
+    assert complaints == []
+    assert texts(document, r'id="sentence">(.*?)</p>') == ["No operation, FLOP, byte or parameter differs."]
+    assert texts(document, r"<h2[^>]*>(.*?)</h2>") == ["Flame graph", "The runs"]

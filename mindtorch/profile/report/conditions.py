@@ -47,20 +47,21 @@ class Condition:
             return bool(total["difference"] > self.limit)
         return bool(total["difference"] > self.limit / 100 * total["before"] + _ROUNDED * total["before"])
 
-    def where(self, difference: Mapping[str, Any]) -> tuple[dict[str, Any], float] | None:
-        """The module that grew most, as one of its rows, and by how much: of `rows` (one of forward, whose line is the
-        module's own), of `modules` (parameters) or of `held` (the peak)."""
-        if self.metric == "peak":
-            grown = [(row, row["difference"]) for row in difference["held"]]
-        else:
-            table = difference["modules" if self.metric == "params" else "rows"]
-            grown = [(row, row[self.metric]["difference"]) for row in table if row.get(self.metric)]
-        by_module: dict[str, float] = defaultdict(float)
-        for row, more in grown:
-            by_module[row["module"]] += more
-        if not grown:
-            return None
-        most = max(by_module, key=by_module.__getitem__)
-        mine = [(row.get("phase") != "backward", more, i) for i, (row, more) in enumerate(grown)
-                if row["module"] == most and more > 0]  # fmt: skip
-        return (grown[max(mine)[2]][0], by_module[most]) if mine else None
+
+def where(metric: str, difference: Mapping[str, Any], sign: int = 1) -> tuple[dict[str, Any], float] | None:
+    """The module that grew most, as one of its rows, and by how much: of `rows` (one of forward, whose line is the
+    module's own), of `modules` (parameters) or of `held` (the peak). sign: -1 for what shrank most."""
+    if metric == "peak":
+        grown = [(row, sign * row["difference"]) for row in difference["held"]]
+    else:
+        table = difference["modules" if metric == "params" else "rows"]
+        grown = [(row, sign * row[metric]["difference"]) for row in table if row.get(metric)]
+    by_module: dict[str, float] = defaultdict(float)
+    for row, more in grown:
+        by_module[row["module"]] += more
+    if not grown:
+        return None
+    most = max(by_module, key=by_module.__getitem__)
+    mine = [(row.get("phase") != "backward", more, i) for i, (row, more) in enumerate(grown)
+            if row["module"] == most and more > 0]  # fmt: skip
+    return (grown[max(mine)[2]][0], sign * by_module[most]) if mine else None

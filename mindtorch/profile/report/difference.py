@@ -22,7 +22,7 @@ DIFFERENCE_VERSION = 1
 COUNTS = ("ops", "flops", "macs", "bytes")
 _STEPS = 5  # that tell how far times of one run are apart
 _FENCE = 1.5
-_SHARED = 2.5e-9  # seconds: an estimate gives each line its share of the waiting in whole nanoseconds
+SHARED = 2.5e-9  #: seconds: an estimate gives each line its share of the waiting in whole nanoseconds
 
 _Key = tuple[Any, ...]
 
@@ -60,6 +60,7 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], names: tuple[st
         "held": _held(before, after, join),
         "modules": _modules(before, after, join, rows),
         "renamed": join.renamed(),
+        "detail": _detail(before, after, join, rows),
         "rows": [row for row in rows if row.pop("differs")],
     }
 
@@ -224,7 +225,7 @@ def _rows(
         time = None
         if estimate:
             time = figure(first.seconds, last.seconds)
-            differs = differs or abs(time["difference"]) > _SHARED
+            differs = differs or abs(time["difference"]) > SHARED
         elif times is not None and first.steps and last.steps:
             time = _timed(first.steps, last.steps)
             differs = differs or (times["beyond_noise"] and time["beyond_noise"])
@@ -310,6 +311,34 @@ def _modules(
             found.append({"module": module[0], "class": new or old or "", "what": what, **own})
     most = ("flops", "params", "bytes", "ops")
     return sorted(found, key=lambda row: (*(-abs(row[name]["difference"]) for name in most), row["module"]))
+
+
+def _detail(
+    before: Mapping[str, Any], after: Mapping[str, Any], join: _Join, rows: Iterable[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """What every module and op has before and after, whether it differs or not: columns, and rows. Modules come as they
+    were called, parameters in rows of their own, without an op. Measured times are no sums, so there are none."""
+    names = ("params", *COUNTS, "time") if _sized(before) else ("params", *COUNTS)
+    columns = [f"{name}_{when}" for name in names for when in ("before", "after")]
+    found: dict[tuple[str, bool, str], list[float]] = {}
+    classes: dict[tuple[str, bool], str] = {}
+    for side, report in ((1, after), (0, before)):
+        for path, params in _parameters(report).items():
+            module, gone = join.module(path, side) if path else ("", "")
+            found.setdefault((module, bool(gone), ""), [0] * len(columns))[side] += params
+        for row in report["modules"]:
+            module, gone = join.module(row["path"], side)
+            classes.setdefault((module, bool(gone)), row["class"])
+    for row in rows:
+        figures = found.setdefault((row["module"], row["gone"], row["op"]), [0] * len(columns))
+        for i, name in enumerate(names[1:], 1):
+            for side, when in enumerate(("before", "after")):
+                figures[2 * i + side] += row[name][when]
+    return {
+        "columns": ["module", "class", "removed", "op", *columns],
+        "rows": [[module, classes.get((module, gone), ""), gone, op, *figures]
+                 for (module, gone, op), figures in found.items() if not op or any(figures)],
+    }  # fmt: skip
 
 
 def _parameters(report: Mapping[str, Any]) -> dict[str, int]:

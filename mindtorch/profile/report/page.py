@@ -14,17 +14,16 @@ from typing import Any
 
 from mindtorch.base.document import document
 from mindtorch.base.formats import atomic
-from mindtorch.profile.report import columns, folding, stacks
+from mindtorch.profile.report import columns, flame_boxes, folding, stacks
+from mindtorch.profile.report.flame_boxes import short
 from mindtorch.profile.report.module_names import alike
 from mindtorch.profile.report.recording import Recording
 from mindtorch.profile.report.stacks import Stacks
 
-#: What a page has at most, so that it stays small whatever ran: boxes of each flame graph, rows of each table.
-BOXES = 5000
+#: What a page has at most, so that it stays small whatever ran: rows of each table.
 MODULES = 3000
 ROWS = {"op": 1000, "line": 1500, "shape": 1500}
 LISTED = 500  # of any other list
-_TEXT = 240  # characters of a line of code, of a name
 _LARGE = ("modules", "ops", "lines", "shapes")  # of the report, what has a table of its own here
 _SCRIPTS = ("text", "dom", "table", "modules", "flame", "charts", "search", "page")  # each uses those before it
 _NODE = ("depth", "label", "class", "repeated", "path")  # what a row of the tree of modules begins with
@@ -41,7 +40,7 @@ def write_html(report: dict[str, Any], seen: Recording, path: str | os.PathLike[
 def page(report: dict[str, Any], seen: Recording) -> str:
     """The whole of it, as text."""
     return document(
-        _short(" ".join(["genie profile", *map(str, report["command"])])),
+        short(" ".join(["genie profile", *map(str, report["command"])])),
         contents(report, seen),
         _VIEWER,
         [f"{name}.js" for name in _SCRIPTS],
@@ -89,10 +88,6 @@ def contents(report: dict[str, Any], seen: Recording) -> dict[str, Any]:
     }
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _TEXT else text[: _TEXT - 1] + "…"
-
-
 def _plain(value: Any) -> Any:
     """For JSON as browsers read it, and bounded: numbers that are none are null, lists end where `LISTED` says."""
     if isinstance(value, dict):
@@ -117,7 +112,7 @@ def _number(value: Any) -> Any:
         value = value.get("median")
     if isinstance(value, float):
         return round(value, 9) if math.isfinite(value) else None
-    return _short(value) if isinstance(value, str) else value
+    return short(value) if isinstance(value, str) else value
 
 
 def _filled(of: list[columns.Column], rows: Iterable[dict[str, Any]]) -> list[columns.Column]:
@@ -163,14 +158,14 @@ def _shapes(shapes: list[dict[str, Any]]) -> str:
             found[-1] = text, found[-1][1] + 1
         else:
             found.append((text, 1))
-    return _short(" ".join(text if n == 1 else f"{text} ×{n}" for text, n in found))
+    return short(" ".join(text if n == 1 else f"{text} ×{n}" for text, n in found))
 
 
 def _modules(roots: list[folding.Node], of: list[columns.Column]) -> dict[str, Any]:
     """The tree in pre-order, as a terminal shows it: repeated layers as one row, with how many they are."""
     tree = [(len(trail), node) for trail, node, _ in folding.rows(roots, sys.maxsize)]
     totals = [(node.values.get("total_s") or 0.0, node.values.get("flops") or 0) for _, node in tree]
-    kept = _heaviest([depth for depth, _ in tree], totals, MODULES)
+    kept = flame_boxes.heaviest([depth for depth, _ in tree], totals, MODULES)
     of = _filled(of, (node.values for _, node in tree))
     fields = _fields(of, ("self_s", "total_s", "self_flops"))
     left = [node.values for (_, node), keep in zip(tree, kept, strict=True) if not keep]
@@ -180,10 +175,10 @@ def _modules(roots: list[folding.Node], of: list[columns.Column]) -> dict[str, A
         "rows": [
             [
                 depth,
-                _short(node.label),
-                _short(node.cls),
+                short(node.label),
+                short(node.cls),
                 node.repeated,
-                _short(node.values["path"]),
+                short(node.values["path"]),
                 *(_number(node.values.get(field)) for field in fields),
             ]
             for (depth, node), keep in zip(tree, kept, strict=True)
@@ -195,60 +190,30 @@ def _modules(roots: list[folding.Node], of: list[columns.Column]) -> dict[str, A
     return found
 
 
-def _heaviest(depths: Sequence[int], totals: Sequence[Any], most: int) -> list[bool]:
-    """Which `most` nodes of a tree in pre-order are kept: the heaviest, each with all that it is in."""
-    if len(depths) <= most:
-        return [True] * len(depths)
-    order = sorted(range(len(depths)), key=lambda i: (totals[i], -i), reverse=True)
-    kept = [False] * len(depths)
-    for i in order[:most]:
-        kept[i] = True
-    trail: list[bool] = []
-    for i, depth in enumerate(depths):  # nothing hangs in the air, whatever rounding did to the sums
-        del trail[depth:]
-        kept[i] = kept[i] and (not trail or trail[-1])
-        trail.append(kept[i])
-    return kept
-
-
 def _flame(found: Stacks) -> dict[str, Any]:
     """The boxes in pre-order: depth, frame, and nanoseconds and FLOPs of a box itself. Small ones that lie in the same
     box are one where there are too many."""
-    depths, frames, own = _boxes(found)
-    totals = [list(weights) for weights in own]
-    trail: list[int] = []
-    parents = []
-    for i, depth in enumerate(depths):
-        del trail[depth:]
-        parents.append(trail[-1] if trail else -1)
-        trail.append(i)
-    for i in range(len(depths) - 1, -1, -1):
-        if parents[i] >= 0:
-            for k in range(2):
-                totals[parents[i]][k] += totals[i][k]
-    kept = _heaviest(depths, totals, BOXES)
-    boxes = _kept(depths, frames, own, totals, parents, kept)
-    used = sorted({frame for _, frame, _, _ in boxes if frame >= 0})
-    number = {frame: i for i, frame in enumerate(used)} | {-1: -1}
+    of = flame_boxes.kept(*_boxes(found))
+    used, number = flame_boxes.numbered(of)
     return {
         "frames": [_frame(found.frames[i]) for i in used],
-        "depth": [depth for depth, _, _, _ in boxes],
-        "frame": [number[frame] for _, frame, _, _ in boxes],  # -1: smaller ones
-        "ns": [ns for _, _, ns, _ in boxes],
-        "flops": [flops for _, _, _, flops in boxes],
+        "depth": [depth for depth, _, _ in of],
+        "frame": [number[frame] for _, frame, _ in of],  # -1: smaller ones
+        "ns": [ns for _, _, (ns, _) in of],
+        "flops": [flops for _, _, (_, flops) in of],
     }
 
 
 def _frame(frame: stacks.Frame) -> list[Any]:
-    found: list[Any] = [stacks.KINDS.index(frame.kind), _short(frame.name), _short(frame.detail)]
+    found: list[Any] = [stacks.KINDS.index(frame.kind), short(frame.name), short(frame.detail)]
     return [*found, frame.file, frame.line] if frame.file else found
 
 
-def _boxes(found: Stacks) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+def _boxes(found: Stacks) -> tuple[list[int], list[int], list[flame_boxes.Weights]]:
     """Of each box in pre-order: depth, index of its frame, (nanoseconds, FLOPs) that are in no box within it."""
     depths: list[int] = []
     frames: list[int] = []
-    own: list[tuple[int, int]] = []
+    own: list[flame_boxes.Weights] = []
     last: tuple[int, ...] = ()
     for stack, weight in found.weights.items():  # siblings lie side by side
         same = 0
@@ -260,33 +225,3 @@ def _boxes(found: Stacks) -> tuple[list[int], list[int], list[tuple[int, int]]]:
             own.append((weight.ns, weight.flops) if depth == len(stack) - 1 else (0, 0))
         last = stack
     return depths, frames, own
-
-
-def _kept(
-    depths: list[int], frames: list[int], own: list[Any], totals: list[Any], parents: list[int], kept: list[bool]
-) -> list[tuple[int, int, int, int]]:
-    """(depth, frame, ns, flops) of the boxes that are kept; what is left out of one is a box at its end."""
-    left: dict[int, list[int]] = {}
-    children: dict[int, list[int]] = {}
-    for i, parent in enumerate(parents):
-        if kept[i]:
-            children.setdefault(parent, []).append(i)
-        elif parent < 0 or kept[parent]:
-            entry = left.setdefault(parent, [0, 0])
-            entry[0] += totals[i][0]
-            entry[1] += totals[i][1]
-    found: list[tuple[int, int, int, int]] = []
-    todo = [*reversed(children.get(-1, ()))]
-    if -1 in left:
-        todo.insert(0, ~len(depths))  # of the root: the last
-    while todo:
-        i = todo.pop()
-        if i < 0:  # the box at the end of another one
-            of = ~i if ~i < len(depths) else -1
-            found.append((depths[of] + 1 if of >= 0 else 0, -1, left[of][0], left[of][1]))
-            continue
-        found.append((depths[i], frames[i], *own[i]))
-        if i in left:
-            todo.append(~i)
-        todo.extend(reversed(children.get(i, ())))
-    return found

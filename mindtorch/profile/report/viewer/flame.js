@@ -25,8 +25,8 @@ function boxesOf(data) {
     boxes.end[i] = boxes.end[i] || i + 1;
     if (i) boxes.end[boxes.parent[i]] = Math.max(boxes.end[boxes.parent[i]], boxes.end[i]);
   }
-  boxes.of = (metric) => {
-    const total = Float64Array.from([0, ...data[metric]]), start = new Float64Array(n), filled = new Float64Array(n);
+  boxes.of = (own) => {
+    const total = Float64Array.from([0, ...own]), start = new Float64Array(n), filled = new Float64Array(n);
     for (let i = n - 1; i > 0; i--) total[boxes.parent[i]] += total[i];
     for (let i = 1; i < n; i++) {
       const parent = boxes.parent[i];
@@ -38,35 +38,30 @@ function boxesOf(data) {
   return boxes;
 }
 
-function kindOf(boxes, i) {
-  if (boxes.kind[i] === OP) return boxes.detail[i];
-  if (boxes.kind[i] === TIME) return boxes.name[i].startsWith("(waiting") ? "waiting" : "python";
-  return "";
-}
-
-function flameGraph(flames, metrics, wholeText) {
+// views: [name, title, the report's arrays]; metrics: [name, title]. figures(of, boxes, metric): {total, start} of all
+// boxes, and whatever the others need. said(figures, i, metric): texts on a box, of which the first is that on all.
+// coloured(boxes, figures, i): its colour.
+function flameGraph({ views, metrics, figures: figured, said: told, coloured }) {
   const canvas = el("canvas", { tabindex: "0", role: "application", "aria-label": "Flame graph: arrows go from box to box, Enter opens one, Escape closes it", "aria-describedby": "flame-said" });
   const said = el("p", { class: "said", id: "flame-said", "aria-live": "polite" });
   const holder = el("div", { class: "flame" }, canvas);
-  const graphs = Object.fromEntries(Object.entries(flames).map(([name, of]) => [name, boxesOf(of)]));
-  const layered = graphs.together.n < graphs.module.n;
-  let by = layered ? "together" : "module", metric = metrics[0], query = "";
+  const graphs = Object.fromEntries(views.map(([name, , of]) => [name, { of, boxes: boxesOf(of) }]));
+  let by = views[0][0], metric = metrics[0][0], query = "";
   let boxes, figures, opened, at, drawn = [], matches = null;
 
-  const figureText = (value) => (metric === "ns" ? seconds(value / 1e9) : work(value, "FLOP"));
-
   function about(i) {
-    const parts = [i ? boxes.name[i] : wholeText(metric)];
-    if (i && boxes.detail[i]) parts[0] += ` (${boxes.detail[i]})`;
-    const part = percent(figures.total[i], figures.total[0]);
-    if (i) parts.push(`${figureText(figures.total[i])}${part ? `, ${part} %` : ""}`);
+    const [figure, ...more] = told(figures, i, metric);
+    if (!i) return [`all: ${figure}`, ...more];
+    const parts = [boxes.name[i]];
+    if (boxes.detail[i]) parts[0] += ` (${boxes.detail[i]})`;
+    parts.push(figure, ...more);
     if (boxes.place[i] && boxes.place[i] !== boxes.name[i]) parts.push(boxes.place[i]);
     return parts;
   }
 
   function choose() {
-    boxes = graphs[by];
-    figures = boxes.of(metric);
+    boxes = graphs[by].boxes;
+    figures = figured(graphs[by].of, boxes, metric);
     opened = at = 0;
     find();
   }
@@ -83,9 +78,9 @@ function flameGraph(flames, metrics, wholeText) {
 
   function say() {
     if (matches) {  // each nanosecond once: what is found within what is found is in it already
-      let sum = 0;
-      for (let i = 1; i < boxes.n; i++) if (matches[i]) { sum += figures.total[i]; i = boxes.end[i] - 1; }
-      said.textContent = `Found: ${figureText(sum)}, ${percent(sum, figures.total[0]) || 0} % of all`;
+      const which = [];
+      for (let i = 1; i < boxes.n; i++) if (matches[i]) { which.push(i); i = boxes.end[i] - 1; }
+      said.textContent = `Found: ${told(figures, which, metric).join(" · ") || "nothing"}`;
     } else said.textContent = about(at).join(" · ");
   }
 
@@ -116,7 +111,7 @@ function flameGraph(flames, metrics, wholeText) {
     for (const [i, x, wide, depth] of drawn) {
       const y = depth * ROW;
       pen.globalAlpha = above.includes(i) ? 0.55 : matches && !matches[i] ? 0.35 : 1;
-      pen.fillStyle = matches && matches[i] ? colours.found : colour(kindOf(boxes, i));
+      pen.fillStyle = matches && matches[i] ? colours.found : coloured(boxes, figures, i);
       pen.fillRect(x, y, Math.max(wide - 0.6, 0.4), ROW - 1);
       if (i === at && document.activeElement === canvas) {
         pen.strokeStyle = colours.ink;
@@ -125,7 +120,7 @@ function flameGraph(flames, metrics, wholeText) {
       }
       if (wide > 26) {
         pen.fillStyle = matches && matches[i] ? colours.paper : colours.ink;
-        pen.fillText(fitted(pen, i ? boxes.name[i] : wholeText(metric), wide - 8), x + 4, y + ROW / 2);
+        pen.fillText(fitted(pen, i ? boxes.name[i] : about(0)[0], wide - 8), x + 4, y + ROW / 2);
       }
     }
     pen.globalAlpha = 1;
@@ -209,9 +204,9 @@ function flameGraph(flames, metrics, wholeText) {
   }
 
   const tools = el("div", { class: "tools" },
-    ...choice([...(layered ? [["together", "By module, layers together"]] : []), ["module", layered ? "Each layer" : "By module"], ["line", "By line"]], by, (value) => { by = value; }),
+    ...(views.length > 1 ? choice(views, by, (value) => { by = value; }) : []),
     el("span", { class: "gap" }),
-    ...(metrics.length > 1 ? choice([["ns", "Time"], ["flops", "FLOPs"]], metric, (value) => { metric = value; }) : []),
+    ...(metrics.length > 1 ? choice(metrics, metric, (value) => { metric = value; }) : []),
     el("button", { type: "button", on: { click: () => zoom(0) } }, "Whole"));
   choose();
   painters.push(paint);

@@ -224,19 +224,34 @@ function runSection() {
   return section("run", "The run", ...parts);
 }
 
+function kindOf(boxes, i) {
+  if (boxes.kind[i] === OP) return boxes.detail[i];
+  if (boxes.kind[i] === TIME) return boxes.name[i].startsWith("(waiting") ? "waiting" : "python";
+  return "";
+}
+
+// A box's share, or that of several; of all, as the header has it.
+function flameText({ total }, i, metric) {
+  if (i === 0) return [metric === "ns" ? seconds(totals.time_s) : work(totals.flops, "FLOP")];
+  const value = Array.isArray(i) ? i.reduce((sum, each) => sum + total[each], 0) : total[i];
+  const part = percent(value, total[0]), figure = metric === "ns" ? seconds(value / 1e9) : work(value, "FLOP");
+  return [Array.isArray(i) ? `${figure}, ${part || 0} % of all` : `${figure}${part ? `, ${part} %` : ""}`];
+}
+
 function build() {
-  const parts = byKind(), metrics = [...(timed ? ["ns"] : []), ...(totals.flops ? ["flops"] : [])];
+  const parts = byKind(), metrics = [...(timed ? [["ns", "Time"]] : []), ...(totals.flops ? [["flops", "FLOPs"]] : [])];
+  const { together, module, line } = data.flames, layered = together.depth.length < module.depth.length;
+  const views = [...(layered ? [["together", "By module, layers together", together]] : []), ["module", layered ? "Each layer" : "By module", module], ["line", "By line", line]];
   document.getElementById("head").append(
     el("div", { class: "tool" }, `genie profile · ${report.mode} · ${report.device} · torch ${report.tool.torch}`),
     el("h1", {}, report.command.join(" ") || "a program"),
     el("p", { class: "lead", id: "sentence" }, sentence(parts)), ...(parts.length ? oneBar(parts) : []), tiles());
   const whole = totals.time_s;
-  const rootText = (metric) => `all: ${metric === "ns" ? seconds(whole) : work(totals.flops, "FLOP")}`;
   const chosen = (rows) => rows.filter(Boolean);
   const sections = chosen([
     findingsSection(),
     data.phases.rows.length && section("phases", "Phases", ...sortedTable({ id: "phase-table", caption: "Phases", name: "phase", table: data.phases, whole, named: (row, query) => [marked(row.name, query)], words: (row) => row.name, by: timed ? "time_s" : "flops", searched: false })),
-    metrics.length && section("flame", "Flame graph", el("p", { class: "note help" }, "Each box is as wide as its share. Click, or arrows and Enter, to open one; Escape shows the whole."), ...flameGraph(data.flames, metrics, rootText)),
+    metrics.length && section("flame", "Flame graph", el("p", { class: "note help" }, "Each box is as wide as its share. Click, or arrows and Enter, to open one; Escape shows the whole."), ...flameGraph({ views, metrics, figures: (of, boxes, metric) => boxes.of(of[metric]), said: flameText, coloured: (boxes, _, i) => colour(kindOf(boxes, i)) })),
     section("modules", "Modules", ...moduleTree(data.modules, whole)),
     ops.length && section("ops", "Operations", ...sortedTable({ id: "op-table", caption: "Operations", name: "operation (aten)", table: data.ops, whole, named: opName, words: (row) => `${row.name} ${row.category}`, by: timed ? "self_s" : "flops" })),
     data.lines.rows.length && section("lines", "Lines", ...sortedTable({ id: "line-table", caption: "Lines", name: "line", table: data.lines, whole, named: lineName, words: (row) => `${row.file}:${row.line} ${row.function} ${row.package} ${row.source}`, by: timed ? "self_s" : "flops" })),

@@ -55,12 +55,15 @@ function sums(rows, rest, columns) {
   return found;
 }
 
+const adds = (column) => SUMMED.has(column[0]) && (column[2] !== "bytes" || column[0] === "bytes");
+
 // A sorted table. named(row, query): what its first cell holds; words(row): what the search looks at; by: the field
-// that it is sorted by at first; searched: whether the search leaves out what it does not find.
-function sortedTable({ id, caption, name, table, whole, named, words, by, searched = true }) {
-  const columns = table.columns, rows = objects(table);
+// that it is sorted by at first; searched: whether the search leaves out what it does not find. The others are for rows
+// that are not as the report's: how a cell is made and sorted, and rows are summed.
+function sortedTable({ id, caption, name, table, whole, named, words, by, searched = true, rows = objects(table),
+  columns = table.columns, made = (row, column) => cell(row, column, whole), order = figure, sum = sums, summed = adds }) {
   const texts = rows.map((row) => words(row).toLowerCase());
-  const summedColumns = columns.map((column) => SUMMED.has(column[0]) && (column[2] !== "bytes" || column[0] === "bytes"));
+  const summedColumns = columns.map(summed);
   let at = columns.findIndex((column) => column[0] === by), down = true, all = false, query = "";
   const body = el("tbody"), foot = el("tfoot");
   const more = el("button", { type: "button", on: { click: () => { all = !all; fill(); } } });
@@ -72,19 +75,19 @@ function sortedTable({ id, caption, name, table, whole, named, words, by, search
 
   function fill() {
     const found = rows.map((_, i) => i).filter((i) => !query || texts[i].includes(query));
-    const of = (i) => (at < 0 ? texts[i] : figure(rows[i], columns[at]));
+    const of = (i) => (at < 0 ? texts[i] : order(rows[i], columns[at]));
     found.sort((one, two) => {
       const a = of(one), b = of(two);
       return (a < b ? -1 : a > b ? 1 : 0) * (down ? -1 : 1) || one - two;
     });
     const shown = all ? found : found.slice(0, FIRST);
     body.replaceChildren(...shown.map((i) =>
-      el("tr", {}, el("td", {}, ...named(rows[i], query)), ...columns.map((column) => cell(rows[i], column, whole)))));
+      el("tr", {}, el("td", {}, ...named(rows[i], query)), ...columns.map((column) => made(rows[i], column)))));
     const rest = query ? null : table.rest;
-    const of_all = sums(found.map((i) => rows[i]), rest, columns);
+    const of_all = sum(found.map((i) => rows[i]), rest, columns);
     const what = query ? `${counted(found.length, "row")} found` : "all";
     foot.replaceChildren(el("tr", {}, el("td", {}, what),
-      ...columns.map((column, i) => (summedColumns[i] ? cell(of_all, column, whole) : el("td")))));
+      ...columns.map((column, i) => (summedColumns[i] ? made(of_all, column) : el("td")))));
     more.hidden = found.length <= FIRST;
     more.textContent = all ? "Fewer rows" : `All ${count(found.length)} rows`;
     say(at, down);
