@@ -3,11 +3,18 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from mindtorch._ext.context cimport PHASE_COUNT
 from mindtorch._ext.signature cimport PyTypeObject
-from mindtorch._ext.timeline cimport Timeline
+from mindtorch._ext.timeline cimport EventLog, Timeline
 
 cdef struct Maker:                             # where a storage comes from; all 0: from nowhere that is known
     uint32_t sig, module, location
     uint8_t phase
+
+
+cdef struct Life:                              # a storage that was on the device that is asked for
+    uint64_t nbytes
+    uint32_t born, died                        # how many events there were by then
+    uint32_t module, location
+    uint8_t phase, mark, outlived, where
 
 
 cdef enum:                                     # where storages are
@@ -19,7 +26,7 @@ cdef enum:                                     # where storages are
 cdef class Balance:
     cdef uint64_t live                         # bytes on the host, until there is a tensor on a GPU or NPU: then there
     cdef uint64_t aside                        # what the host holds beside
-    cdef uint8_t where                         # what `live` is of
+    cdef readonly uint8_t where                # what `live` is of
     cdef uint64_t *peaks                       # by module id
     cdef uint32_t cap
     cdef uint64_t phase_peaks[PHASE_COUNT]
@@ -30,11 +37,16 @@ cdef class Balance:
     cdef list departed                         # Blocks that were there at the peak, and died since
     cdef bint incomplete                       # there was no memory for one of those
     cdef bint closed
+    cdef EventLog log                          # None: nobody asks what was there when
+    cdef Life *ended                           # of storages that died, while there is room
+    cdef size_t n_ended, room_ended
+    cdef bint forgot                           # there was none for some
     cdef Maker at                              # what made the peak
     cdef object tensor_class, storage_class, strided       # torch's own
     cdef public object parts_of                # the dense tensors that a sparse one is made of
     cdef PyTypeObject *tensor_type             # borrowed from tensor_class
 
+    cdef void ends(self, const Life life) noexcept
     cdef uint64_t track(self, out, const Maker *maker, Timeline here) except? 0
     cdef int64_t hold(self, tensor, const Maker *maker, Timeline here) except -1
     cdef int64_t hold_parts(self, tensor, const Maker *maker, Timeline here) except -1

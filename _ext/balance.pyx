@@ -5,11 +5,11 @@ of such devices is asked for, as the allocator there gives it out.
 
 What the peak was made of is known without a copy at each new one: all that was born by then, but for what had died.
 What is live is at hand anyway; of what dies, that which was there at the peak is kept until the next one. So nothing
-grows with the length of the run.
+grows with the length of the run, but for 32 bytes of each storage, beside the log of events and as bounded as that.
 """
 cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, realloc
 
 from mindtorch._ext.context cimport PHASE_CANDIDATE, PHASE_COUNT, PHASE_FORWARD
 from mindtorch._ext.growing cimport number_at
@@ -20,9 +20,16 @@ from mindtorch._ext.stretches cimport (
 )
 from mindtorch._ext.structs cimport SLOT_FAILED, SLOT_PENDING, Slot
 from mindtorch._ext.tape cimport Handle
-from mindtorch._ext.timeline cimport Timeline
+from mindtorch._ext.sizes cimport MT_ASSERT
+from mindtorch._ext.timeline cimport EventLog, Timeline
 
 import weakref
+
+MT_ASSERT(sizeof(Life) == 32)
+#: For numpy; ``died`` of what is alive is `ALIVE`.
+LIFE = [("nbytes", "u8"), ("born", "u4"), ("died", "u4"), ("module", "u4"), ("location", "u4"), ("phase", "u1"),
+        ("mark", "u1"), ("outlived", "u1"), ("where", "u1"), ("", "V4")]
+ALIVE = 0xFFFFFFFF
 
 
 @cython.final
@@ -34,6 +41,7 @@ cdef class HeldStorage:
     cdef object key
     cdef readonly uint64_t nbytes
     cdef uint64_t born                         # how many had been made by then, it included
+    cdef uint32_t event                        # how many events there were by then
     cdef readonly uint32_t sig, module, location
     cdef readonly uint8_t phase, mark          # mark: what the program uses it for, as was said; 0: not known
     cdef readonly uint8_t outlived             # bits of Outlived (see stretches.pxd)
@@ -50,6 +58,8 @@ cdef class HeldStorage:
             if made_in != NO_STRETCH:
                 if self.here.ended[<int> made_in] < self.born:
                     self.outlived &= ~OUTLIVED
+        if b.log is not None:
+            b.ends(self.life(b.log.n))
         if self.where != b.where:
             b.aside -= self.nbytes
             return
@@ -61,6 +71,11 @@ cdef class HeldStorage:
                 b.incomplete = True
 
 
+    cdef Life life(self, uint32_t died) noexcept:
+        return Life(self.nbytes, self.event, died, self.module, self.location, self.phase, self.mark, self.outlived,
+                    self.where)
+
+
 def no_parts(tensor):
     return ()
 
@@ -69,7 +84,8 @@ def no_parts(tensor):
 cdef class Balance:
     """Not thread-safe beyond the GIL."""
 
-    def __cinit__(self, tensor_type):
+    def __cinit__(self, tensor_type, EventLog log=None):
+        self.log = log
         self.tensor_class = tensor_type
         self.tensor_type = <PyTypeObject *> <void *> tensor_type
         self.storage_class, self.strided = type(tensor_type().untyped_storage()), tensor_type().layout
@@ -82,6 +98,21 @@ cdef class Balance:
 
     def __dealloc__(self):
         free(self.peaks)
+        free(self.ended)
+
+    cdef void ends(self, const Life life) noexcept:
+        cdef size_t room
+        cdef Life *bigger
+        if self.n_ended == self.room_ended:
+            room = min(2 * self.room_ended + 1024, <size_t> self.log.most)
+            bigger = NULL if room <= self.n_ended else <Life *> realloc(self.ended, room * sizeof(Life))
+            if bigger == NULL:
+                self.forgot = True
+                return
+            self.ended = bigger
+            self.room_ended = room
+        self.ended[self.n_ended] = life
+        self.n_ended += 1
 
     cdef uint64_t track(self, out, const Maker *maker, Timeline here) except? 0:
         """Note the storages of an op's outputs; the bytes that are new, or will be for lazy ones."""
@@ -140,6 +171,7 @@ cdef class Balance:
             if self.where == ON_HOST:
                 self.only(block.where)
         block.born = self.births + 1
+        block.event = 0 if self.log is None else self.log.n
         self.storages[key] = weakref.ref(storage, block)
         self.births += 1
         if block.where == self.where:
@@ -249,6 +281,19 @@ cdef class Balance:
         if self.incomplete:
             return None
         return list(found.values()), (self.at.sig, self.at.module, self.at.location, self.at.phase)
+
+    def lives(self):
+        """Bytes of `LIFE`: every storage so far; None where there was no room for all."""
+        cdef Life life
+        if self.log is None or self.forgot:
+            return None
+        found = [(<char *> self.ended)[:self.n_ended * sizeof(Life)] if self.n_ended else b""]
+        for reference in list(self.storages.values()):
+            callback = reference.__callback__  # None of one that died
+            if callback is not None:
+                life = (<HeldStorage> callback).life(<uint32_t> ALIVE)
+                found.append((<char *> &life)[:sizeof(Life)])
+        return b"".join(found)
 
     cdef void in_phase(self, uint32_t phase) noexcept:
         if self.live > self.phase_peaks[phase]:

@@ -124,7 +124,7 @@ cdef class Collector:
         self.sig_ops, self.sig_flops, self.sig_works = [None], [(0, 0)], [None]
         self.cap_modules = 256
         self.table = RowTable()
-        self.balance = Balance(tensor_type)
+        self.balance = Balance(tensor_type, self.log)
         self.entries = <uint64_t *> calloc(256, 8)
         if self.entries == NULL:
             raise MemoryError

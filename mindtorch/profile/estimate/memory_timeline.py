@@ -154,8 +154,7 @@ class MemoryTimeline:
         if not n:
             return rows
         rows["bytes"] = np.maximum.reduceat(held, edges).tolist()
-        # Where a stretch is highest, what it is made of: the parts then sum to the whole.
-        at = np.array([a + int(held[a:b].argmax()) for a, b in zip(edges, [*edges[1:], n], strict=True)])
+        at = peak.highest(held, edges)
         rows["categories"] = {
             name: self._over_time(self.categories == i)[at].tolist()
             for i, name in enumerate(CATEGORIES) if (self.categories == i).any()

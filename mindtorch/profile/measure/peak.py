@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 
 from mindtorch._ext import context, ledger, paths, timeline
 from mindtorch._ext import lazy as _core
+from mindtorch._ext.balance import LIFE as _LIFE
 from mindtorch._ext.balance import Balance, HeldStorage
 from mindtorch._ext.collect import Collector
 from mindtorch.base import sourceline
@@ -38,6 +39,7 @@ CATEGORIES = (
 )  # fmt: skip
 ACTIVATIONS, PARAMETERS, BUFFERS, GRADIENTS, OPTIMIZER_STATE, KV_CACHE, TEMPORARIES, INPUTS_AND_OTHER = range(8)
 GATHERED, EXCHANGED = 8, 9  # of one rank of several: other ranks' shards; buffers that are sent
+LIFE = np.dtype(_LIFE)  # of a measured run
 #: A storage; those of an estimate's log have more fields.
 BLOCK = np.dtype([("nbytes", "u8"), ("module", "u4"), ("location", "u4"), ("sig", "u4"), ("phase", "u1"),
                   ("mark", "u1"), ("outlived", "u1")])  # fmt: skip
@@ -309,12 +311,10 @@ class Held:
 
         if self._blocks is None:
             return None
-        live = _live_after_ops(b"" if collector.dropped_events else collector.events(), since)
         rows = [(b.nbytes, b.module, b.location, b.sig, b.phase, b.mark, b.outlived) for b in self._blocks]
         blocks, found = np.array(rows, BLOCK), np.array([b.found for b in self._blocks], bool)
         kinds, nbytes = categories(blocks, collector.backward), blocks["nbytes"].astype(np.int64)
         sig, module, location, phase = self._at
-        edges = stretches(len(live))
         return {
             "device": self.device,
             "peak_bytes": self.peak,
@@ -324,12 +324,43 @@ class Held:
             "largest": largest(kinds, blocks, nbytes, names, op),
             "lines": by_line(blocks, nbytes),
             "held": held(kinds, blocks, nbytes, names),
-            "timeline": {"positions": edges.tolist(),
-                         "bytes": np.maximum.reduceat(live, edges).tolist() if len(live) else []},
-        }  # fmt: skip
+            "timeline": _over_time(collector, since),
+        }
 
 
-def _live_after_ops(events: bytes, since: int) -> Any:
-    """Bytes live after each op that began at `since` or later, of a log of events."""
-    table = np.frombuffer(events, times.EVENT)
-    return table["live"][(table["kind"] <= timeline.OP) & (table["start"] >= since)].astype(np.int64)
+def _over_time(collector: Collector, since: int) -> dict[str, Any]:
+    """After the ops that began at `since` or later: at most `POINTS` stretches of them, the position where each begins,
+    and the most bytes in it; of what kinds those were, as far as there was room to remember it."""
+    events = np.frombuffer(b"" if collector.dropped_events else collector.events(), times.EVENT)
+    ops = np.flatnonzero((events["kind"] <= timeline.OP) & (events["start"] >= since))
+    edges = stretches(len(ops))
+    found: dict[str, Any] = {"positions": edges.tolist(), "bytes": []}
+    if not len(ops):
+        return found
+    live = events["live"][ops].astype(np.int64)
+    found["bytes"] = np.maximum.reduceat(live, edges).tolist()
+    lives = collector.balance.lives()
+    if lives is not None:
+        at = ops[highest(live, edges)]
+        storages = np.frombuffer(lives, LIFE)
+        storages = storages[storages["where"] == collector.balance.where]
+        kinds = categories(storages, collector.backward)
+        found["categories"] = {
+            name: _live_at(storages[kinds == i], at).tolist() for i, name in enumerate(CATEGORIES) if (kinds == i).any()
+        }
+    return found
+
+
+def _live_at(storages: Any, events: Any) -> Any:
+    """Bytes of those that were born by each of these events and died after it."""
+    total = np.zeros(len(events), np.int64)
+    for when, sign in (("born", 1), ("died", -1)):
+        order = np.argsort(storages[when], kind="stable")
+        sums = np.concatenate([[0], np.cumsum(storages["nbytes"][order].astype(np.int64))])
+        total += sign * sums[np.searchsorted(storages[when][order], events, side="right")]
+    return total
+
+
+def highest(live: Any, edges: Any) -> Any:
+    """Where each stretch that begins at one of `edges` is highest: what it is made of there sums to the whole."""
+    return np.array([a + int(live[a:b].argmax()) for a, b in zip(edges, [*edges[1:], len(live)], strict=True)])

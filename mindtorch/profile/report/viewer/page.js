@@ -111,7 +111,7 @@ function memorySection() {
   const parts = [];
   if (facts.timeline && facts.timeline.bytes.length > 1) {
     parts.push(memoryChart(facts));
-    if (!facts.timeline.categories) parts.push(el("p", { class: "note" }, "Of a measured run, the kinds are known at the peak, not over time; --target NAME has both."));
+    if (!facts.timeline.categories) parts.push(el("p", { class: "note" }, "The run made too many tensors to keep their kinds over time; --target NAME has them."));
   }
   const rows = Object.entries(facts.categories || {}).sort((a, b) => b[1] - a[1]).map(([kind, size]) => [
     el("td", {}, swatch(kind, "area"), kind), bytes(size),
