@@ -343,7 +343,7 @@ def test_C5_a_script_with_another_name_is_matched_by_its_lines() -> None:
 def measured(tmp_path: Path, alone: None) -> Report:
     """Of six iterations, with times that are made up: equal ones differ by 2 % at most."""
     report = executed(PROGRAM.replace("range(2)", "range(6)"), tmp_path / "one" / "train.py", Profiler())
-    report["steps"]["quartiles_s"] = [0.99, 1.0, 1.01]
+    report["steps"]["quartiles_s"] = report["steps"]["running_quartiles_s"] = [0.99, 1.0, 1.01]
     for row in report["detail"]["rows"]:
         if row[-1] is not None:
             row[-1] = [0.0099, 0.01, 0.0101]
@@ -352,7 +352,8 @@ def measured(tmp_path: Path, alone: None) -> Report:
 
 def slower(report: Report, factor: float, op: str = "") -> Report:
     found = copy.deepcopy(report)
-    found["steps"]["quartiles_s"] = [value * factor for value in report["steps"]["quartiles_s"]]
+    for key in ("quartiles_s", "running_quartiles_s"):
+        found["steps"][key] = [value * factor for value in report["steps"][key]]
     for row in found["detail"]["rows"]:
         if row[-1] is not None and op in row[1]:
             row[-1] = [value * factor for value in row[-1]]
@@ -370,6 +371,25 @@ def test_C5_times_beyond_the_noise_of_steps_are_put_on_their_rows(measured: Repo
     assert {row["op"] for row in found["rows"]} == {"aten::native_layer_norm", "aten::native_layer_norm_backward"}
     assert [note.partition(":")[0] for note in found["notes"]] == ["the same operations took a different time"]
     assert all(row["time"]["beyond_noise"] and row["time"]["ratio"] == pytest.approx(1.5) for row in found["rows"])
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_C5_steps_that_only_waited_for_a_processor_are_no_slower(measured: Report, reverse: bool) -> None:
+    """Fences of the others end at 1.04: without their waiting, steps that are slower have to begin behind that."""
+    for running, beyond in (([1.0, 1.01, 1.02], False), ([1.09, 1.11, 1.13], False), ([1.11, 1.12, 1.13], True)):
+        busy = slower(measured, 1.5)
+        busy["steps"]["running_quartiles_s"] = running
+        pair = (busy, measured) if reverse else (measured, busy)
+        assert compared(*pair)["totals"]["time"]["beyond_noise"] is beyond, running
+    busy["steps"]["running_quartiles_s"] = None  # nobody knows
+    assert compared(measured, busy)["totals"]["time"]["beyond_noise"] is True
+
+
+@pytest.mark.parametrize(("factor", "beyond"), [(1.049, False), (1.051, True), (1 / 1.049, False), (1 / 1.051, True)])
+def test_C5_steps_of_two_processes_differ_by_some_per_cent(measured: Report, factor: float, beyond: bool) -> None:
+    for key in ("quartiles_s", "running_quartiles_s"):
+        measured["steps"][key] = [0.9999, 1.0, 1.0001]
+    assert compared(measured, slower(measured, factor))["totals"]["time"]["beyond_noise"] is beyond
 
 
 def test_C5_a_row_alone_is_no_difference_while_steps_take_as_long(measured: Report) -> None:

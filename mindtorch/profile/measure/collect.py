@@ -49,6 +49,7 @@ from mindtorch.profile.measure.device_ops import DeviceOps
 from mindtorch.profile.measure.imports import ImportWatch
 from mindtorch.profile.measure.npu_ops import NpuOps
 from mindtorch.profile.measure.run import Run
+from mindtorch.profile.measure.run_queue import RunQueue
 from mindtorch.profile.measure.sampling import SamplingProfile
 from mindtorch.profile.measure.started_workers import Loading
 from mindtorch.profile.measure.thread_work import Threads
@@ -138,6 +139,7 @@ class Profiler(Run):
         self._threads = Threads()
         self._held: dict[str, peak.Held] = {}  # by stage
         self._away, self._recording = times.Apart(), times.Apart()  # loading modules and compiling; from mark to mark
+        self._run_queue, self._queued = RunQueue(), times.Apart()
         self._overhead = 0  # of stages that ended
 
     @under(_changing)
@@ -202,6 +204,7 @@ class Profiler(Run):
         self._child_watch.__exit__()
         self.children = dict(self._child_watch.found)
         self.devices.stop()
+        self._run_queue.look()
         self.collector.stop()
         self._watch.__exit__()
         self._compile_watch.stop()
@@ -268,6 +271,8 @@ class Profiler(Run):
             compiled_ns=collector.compiled,
             spans=spans,
             step_ns=() if self._loop.aside else times.steps(spans, away),  # what of it other threads took, nobody knows
+            running_ns=times.steps(spans, [*away, *self._queued]) if self._run_queue.known else (),
+            queued_ns=self._run_queue.waited,
             call_ns=times.calls(collector.events(), since, self._away),
             shapes=self._shapes_seen() if self._shapes else None,
             **self._noted(),
@@ -355,6 +360,7 @@ class Profiler(Run):
     def _on_mark(self, kind: str, now: int, which: int) -> None:
         with self._marking:
             self._recording.note(now, self._overhead + self.devices.hidden + self.collector.overhead)
+            self._queued.note(now, self._run_queue.look())
             self.book.marked(kind)
             self.kept.marked(kind)
             self.devices.marked()

@@ -22,6 +22,7 @@ DIFFERENCE_VERSION = 1
 COUNTS = ("ops", "flops", "macs", "bytes")
 _STEPS = 5  # that tell how far times of one run are apart
 _FENCE = 1.5
+_LEAST = 0.05  # of a step: two processes differ by some per cent with where their memory lies
 SHARED = 2.5e-9  #: seconds: an estimate gives each line its share of the waiting in whole nanoseconds
 
 _Key = tuple[Any, ...]
@@ -192,14 +193,29 @@ def _step_times(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
         return None
     if any(each.get("count", 0) - each.get("warmup", 0) < _STEPS or not each.get("quartiles_s") for each in steps):
         return None
-    return _timed(*(each["quartiles_s"] for each in steps))
+    found = _timed(*(each["quartiles_s"] for each in steps))
+    # What is slower must be so, too, without all that its threads waited for a processor: else the machine was busy.
+    slower = int(found["difference"] > 0)
+    alone = steps[slower].get("running_quartiles_s") or steps[slower]["quartiles_s"]
+    found["beyond_noise"] = (
+        found["beyond_noise"]
+        and _fences(alone)[0] > found["fences"][1 - slower][1]
+        and abs(found["difference"]) > _LEAST * min(found["before"], found["after"])
+    )
+    return found
 
 
 def _timed(before: list[float], after: list[float]) -> dict[str, Any]:
     """Medians, and whether they differ by more than equal steps do. Both: the quartiles of their steps."""
-    fences = [(low - _FENCE * (high - low), high + _FENCE * (high - low)) for low, _, high in (before, after)]
+    fences = [_fences(before), _fences(after)]
     beyond = fences[0][1] < fences[1][0] or fences[1][1] < fences[0][0]
     return {**figure(before[1], after[1]), "beyond_noise": beyond, "fences": fences}
+
+
+def _fences(quartiles: list[float]) -> tuple[float, float]:
+    """Tukey's."""
+    low, _, high = quartiles
+    return low - _FENCE * (high - low), high + _FENCE * (high - low)
 
 
 def _rows(
