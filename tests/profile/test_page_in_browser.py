@@ -66,12 +66,23 @@ def test_C2_page_shows_one_time_in_header_flame_graph_and_tables(trained, tmp_pa
         assert row.startswith("all ") and f" {time} " in row and " 100 " in row, row
     for name in ("op-table", "line-table", "phase-table"):
         assert units.amount(report["totals"]["flops"]) in last_row(document, name)
+    overhead = 100 * report["totals"]["overhead_s"] / report["totals"]["time_s"]  # as the terminal has it
+    assert f"{overhead:.{int(overhead < 99.95)}f} % " in " ".join(texts(document, r"<dt>Overhead</dt>(.*?)</div>"))
     titles = texts(document, r"<h2[^>]*>(.*?)</h2>")
     said = [row["text"] for row in report["findings"]]
     shown_ = texts(document, r'<section id="findings".*?</section>')
     assert all(text in shown_[0] for text in said) if said else shown_ == []
     assert titles == [*["Findings"] * bool(said), "Phases", "Flame graph", "Modules", "Operations", "Lines", "Shapes",
                       "Memory", "Not counted", "The run"]  # fmt: skip
+
+
+@pytest.mark.parametrize(("queued", "told"), [(2.6, True), (2.4, False)])
+def test_C2_page_says_that_the_machine_was_busy(trained, tmp_path, queued, told):
+    report, profiler = trained
+    report["totals"] |= {"queued_s": queued, "wall_s": 10.0}
+    write_html(report, profiler.recording(), tmp_path / "p.html")
+    document, _ = shown(tmp_path / "p.html", tmp_path)
+    assert ("waited 2.60 s for a processor" in document) is told
 
 
 def test_C2_page_of_an_estimate_shows_its_memory_and_its_roofline(Net, tmp_path):

@@ -14,6 +14,8 @@ const SAID = {
   python: "Python between operations", launch: "waiting for launches", waiting: "waiting", other: "other operations",
 };
 
+const BUSY = 0.25;  // as in cli/report_header.py
+
 const WAITED = {
   network_s: "waiting for the network", threads_s: "waiting for threads", children_s: "waiting for child processes",
   recompute_s: "computing forward passes again in backward", data_s: "loading data",
@@ -70,7 +72,7 @@ function tiles() {
   }
   if (totals.params) add("Parameters", number(totals.params), models().length > 1 ? `of ${counted(models().reduce((sum, model) => sum + model.times, 0), "model")}` : models().map(named).join(""));
   add("Coverage", `${Math.floor(1000 * totals.coverage) / 10} %`, "of compute calls have a FLOP formula");
-  if (!sized && totals.overhead_s + totals.time_s) add("Overhead", `${percent(totals.overhead_s, totals.overhead_s + totals.time_s) || 0} %`, "of recording, subtracted");
+  if (!sized && timed) add("Overhead", `${percent(totals.overhead_s, totals.time_s) || 0} %`, `of the time, ${seconds(totals.overhead_s)} of recording, subtracted`);
   return el("dl", { class: "tiles" }, ...found);
 }
 
@@ -209,6 +211,7 @@ function runSection() {
   if (report.lazy) add("lazily", `${count(report.lazy.runs)} recorded operations ran when values were read, ${seconds(report.lazy.run_s)} on ${report.lazy.executor}`);
   if (report.npu) add("on NPUs", `${count(Object.values(report.npu.native).reduce((a, b) => a + b, 0))} calls native, ${count(Object.values(report.npu.staged).reduce((a, b) => a + b, 0))} staged through the CPU`);
   if (report.cluster) add("rank", `${report.cluster.rank} of ${report.cluster.world_size}`);
+  if (totals.queued_s > BUSY * totals.wall_s) add("machine", `busy: the program's threads waited ${seconds(totals.queued_s)} for a processor, so times are longer than on an idle machine`);
   if (report.host && report.host.here_s > 0) add("host, here", `at least ${seconds(report.host.here_s)} of the program's own beside its operations, measured here; in no other figure`);
   if (report.interrupted) add("ended", "interrupted; the report is of what ran until then");
   else if (report.exit_code) add("ended", `with exit code ${report.exit_code}`);
