@@ -66,14 +66,17 @@ def test_C2_page_shows_one_time_in_header_flame_graph_and_tables(trained, tmp_pa
         assert row.startswith("all ") and f" {time} " in row and " 100 " in row, row
     for name in ("op-table", "line-table", "phase-table"):
         assert units.amount(report["totals"]["flops"]) in last_row(document, name)
+    (made_of,) = texts(document, r'<section id="patterns".*?</section>') or [""]
+    assert all(row["name"] in made_of for row in report["patterns"])
     overhead = 100 * report["totals"]["overhead_s"] / report["totals"]["time_s"]  # as the terminal has it
     assert f"{overhead:.{int(overhead < 99.95)}f} % " in " ".join(texts(document, r"<dt>Overhead</dt>(.*?)</div>"))
     titles = texts(document, r"<h2[^>]*>(.*?)</h2>")
     said = [row["text"] for row in report["findings"]]
     shown_ = texts(document, r'<section id="findings".*?</section>')
     assert all(text in shown_[0] for text in said) if said else shown_ == []
-    assert titles == [*["Findings"] * bool(said), "Phases", "Flame graph", "Modules", "Operations", "Lines", "Shapes",
-                      "Memory", "Not counted", "The run"]  # fmt: skip
+    tables = ["Phases", "Flame graph", "Modules", "Operations", "Lines", "Shapes"]
+    tables += ["Made of"] if report["patterns"] else []
+    assert titles == [*["Findings"][: len(said)], *tables, "When what ran", "Memory", "Not counted", "The run"]
 
 
 @pytest.mark.parametrize(("queued", "told"), [(2.6, True), (2.4, False)])

@@ -17,6 +17,7 @@ from mindtorch.base.formats import atomic
 from mindtorch.profile.report import columns, flame_boxes, folding, stacks
 from mindtorch.profile.report.flame_boxes import short
 from mindtorch.profile.report.module_names import alike
+from mindtorch.profile.report.over_time import over_time
 from mindtorch.profile.report.recording import Recording
 from mindtorch.profile.report.stacks import Stacks
 
@@ -80,6 +81,7 @@ def contents(report: dict[str, Any], seen: Recording) -> dict[str, Any]:
             report["lines"], shown(columns.LINES), ("file", "line", "function", "source", "package"), ROWS["line"]
         ),
         "shapes": _table(shapes, shown(columns.SHAPES), ("name", "inputs", "outputs"), ROWS["shape"]),
+        "over_time": over_time(seen),
         "flames": {
             "together": _flame(stacks.together(by_module, names)),
             "module": _flame(by_module),

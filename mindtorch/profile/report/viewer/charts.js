@@ -54,6 +54,48 @@ function memoryChart(facts) {
   return chart;
 }
 
+// What ran when: of each stretch of the run the share of each kind of operation, below it the phase; ends of steps.
+function timeChart(facts, thread) {
+  const names = Object.keys(thread.kinds), n = thread.phases.length, wide = (facts.seconds * 1e9) / n;
+  const order = names.map((_, i) => i).sort((a, b) => sumOf(thread.kinds[names[b]]) - sumOf(thread.kinds[names[a]]) || a - b);
+  const parts = order.slice(0, 3).map((i) => `${SAID[names[i]] || names[i]} ${share(sumOf(thread.kinds[names[i]]), facts.seconds * 1e9)}`);
+  return drawing(`What ran when, over ${seconds(facts.seconds)}: ${listed(parts)}`, 170, (made, width, height) => {
+    const left = 4, right = width - 4, high = 14, bottom = height - 40, band = 9;
+    const x = (i) => left + ((right - left) * i) / n, y = (part) => bottom - (bottom - high) * Math.min(part, 1);
+    const below = new Array(n).fill(0);
+    for (const k of order) {
+      const upper = below.map((sum, i) => sum + thread.kinds[names[k]][i] / wide);
+      let path = `M${x(0)} ${y(below[0]).toFixed(1)}`;
+      for (let i = 0; i < n; i++) path += `V${y(upper[i]).toFixed(1)}H${x(i + 1).toFixed(1)}`;
+      for (let i = n - 1; i >= 0; i--) path += `V${y(below[i]).toFixed(1)}H${x(i).toFixed(1)}`;
+      made.append(svg("path", { d: path + "Z", fill: colour(names[k], "area") }, svg("title", {}, SAID[names[k]] || names[k])));
+      upper.forEach((sum, i) => { below[i] = sum; });
+    }
+    for (let i = 0, from = 0; i < n; i++) {
+      if (i + 1 < n && thread.phases[i + 1] === thread.phases[from]) continue;
+      const phase = thread.phases[from];
+      if (phase >= 0) made.append(svg("rect", { x: x(from), width: Math.max(x(i + 1) - x(from), 0.5), y: bottom + 3, height: band, fill: phaseColour(facts.phases[phase]) }, svg("title", {}, facts.phases[phase])));
+      from = i + 1;
+    }
+    for (const at of facts.steps) {
+      const place = left + ((right - left) * at) / facts.seconds;
+      made.append(svg("line", { x1: place, x2: place, y1: bottom, y2: bottom + band + 6, stroke: look().ink, "stroke-width": 1 }));
+    }
+    made.append(svg("line", { x1: left, x2: right, y1: bottom, y2: bottom, stroke: look().line }));
+    made.append(axisText(left, height - 6, `${seconds(facts.start_s)} after the start`), axisText(right, height - 6, seconds(facts.start_s + facts.seconds), "end"));
+  });
+}
+
+const sumOf = (values) => values.reduce((sum, value) => sum + value, 0);
+const PHASES = { forward: 215, prefill: 195, decode: 175, backward: 262, optimizer: 0, data: 28 };
+const phaseColour = (name) => (PHASES[name] === undefined ? `hsl(220 ${look().plain})` : `hsl(${PHASES[name]} ${look().area})`);
+
+function phaseSwatch(name) {
+  const made = el("span", { class: "swatch", "aria-hidden": "true" });
+  paintAlways(() => made.style.setProperty("background", phaseColour(name)));
+  return made;
+}
+
 // FLOPs per byte against FLOPs a second, both logarithmic: an op lies below the slope and below its roof.
 function rooflineChart(roofline, kinds) {
   const whole = roofline.ops.reduce((sum, op) => sum + (op.about_s || 0), 0);

@@ -134,6 +134,32 @@ function memorySection() {
   return section("memory", "Memory", ...parts);
 }
 
+// When what ran, of a measured run.
+function timeSection() {
+  const facts = data.over_time;
+  if (!facts) return null;
+  const parts = [];
+  for (const [i, thread] of facts.threads.entries()) {
+    if (facts.threads.length > 1) parts.push(el("h3", {}, i ? `Thread ${i + 1}` : "The thread with most of it"));
+    const kinds = Object.keys(thread.kinds).map((kind) => [kind, sumOf(thread.kinds[kind])]).sort((a, b) => b[1] - a[1]).slice(0, 8);
+    const seen = [...new Set(thread.phases)].filter((phase) => phase >= 0).map((phase) => facts.phases[phase]);
+    parts.push(timeChart(facts, thread), el("ul", { class: "legend" }, ...kinds.map(([kind]) => el("li", {}, swatch(kind, "area"), SAID[kind] || kind))),
+      el("ul", { class: "legend" }, el("li", {}, "phases:"), ...seen.map((name) => el("li", {}, phaseSwatch(name), name))));
+  }
+  if (facts.dropped) parts.push(el("p", { class: "note" }, `${counted(facts.dropped, "later event")} found no room and are not drawn.`));
+  return section("when", "When what ran", el("p", { class: "note" }, "As high as the share of each moment that operations took; the rest is Python between them, waiting, and genie's recording. Below it the phases, and where steps end."), ...parts);
+}
+
+// Blocks that are known, and proven where they were run.
+function patternsSection() {
+  const rows = report.patterns || [];
+  if (!rows.length) return null;
+  return section("patterns", "Made of", plainTable("Known blocks", ["block", "places", "calls", "time", "%", "FLOPs"], rows.map((row) => [
+    el("td", {}, row.name, row.verified ? null : el("span", { class: "faint" }, " not run to check"),
+      el("span", { class: "more" }, [Object.entries(row.attributes || {}).filter(([, value]) => value !== null).map(([name, value]) => `${name} ${Array.isArray(value) ? value.join(", ") : value}`).join(" · "), (row.modules || []).join(", ")].filter(Boolean).join(" — "))),
+    count(row.instances), count(row.calls), timed ? seconds(row.time_s) : "", timed ? percent(row.time_s, totals.time_s) : "", amount(row.flops)])));
+}
+
 function rooflineSection() {
   const roofline = report.roofline;
   if (!roofline || !roofline.ops) return null;
@@ -259,7 +285,7 @@ function build() {
     ops.length && section("ops", "Operations", ...sortedTable({ id: "op-table", caption: "Operations", name: "operation (aten)", table: data.ops, whole, named: opName, words: (row) => `${row.name} ${row.category}`, by: timed ? "self_s" : "flops" })),
     data.lines.rows.length && section("lines", "Lines", ...sortedTable({ id: "line-table", caption: "Lines", name: "line", table: data.lines, whole, named: lineName, words: (row) => `${row.file}:${row.line} ${row.function} ${row.package} ${row.source}`, by: timed ? "self_s" : "flops" })),
     data.shapes.rows.length && section("shapes", "Shapes", el("p", { class: "note" }, "Of inputs, and of outputs."), ...sortedTable({ id: "shape-table", caption: "Shapes", name: "operation and shapes", table: data.shapes, whole, named: (row, query) => [marked(bare(row.name), query), el("span", { class: "more code" }, marked(`${row.inputs || "()"} → ${row.outputs || "()"}`, query))], words: (row) => `${row.name} ${row.inputs} ${row.outputs}`, by: timed ? "self_s" : "flops" })),
-    memorySection(), rooflineSection(), uncountedSection(), runSection(),
+    patternsSection(), timeSection(), memorySection(), rooflineSection(), uncountedSection(), runSection(),
   ]);
   document.getElementById("main").replaceChildren(...sections);
   document.getElementById("links").append(...sections.map((each) => el("a", { href: `#${each.id}` }, each.querySelector("h2").textContent)));

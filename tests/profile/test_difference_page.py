@@ -1,0 +1,46 @@
+"""C5: what the page of a comparison has in it; tests/profile/test_page_in_browser.py shows it."""
+
+from __future__ import annotations
+
+import pytest
+
+from mindtorch.profile.report import difference_page, flame_boxes
+from tests.profile.shown_difference import shown_adds_up
+from tests.profile.test_difference import PROGRAM, Run, compared, edited, run
+
+__all__ = ["run"]  # a fixture
+
+
+@pytest.mark.parametrize("most", [1, 4, 30])
+def test_C5_a_page_is_bounded_and_its_sums_stay(most: int, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = edited(("Block(16, 100)", "Block(16, 90)"), ("range(3)", "range(5)"), ("nn.Tanh()", "nn.ReLU()"))
+    found = compared(run(PROGRAM, "one"), run(text, "two"))
+    monkeypatch.setattr(flame_boxes, "BOXES", most)
+    monkeypatch.setattr(difference_page, "ROWS", most)
+    shown = shown_adds_up(found)
+    assert 0 < sum(frame >= 0 for frame in shown["flame"]["frame"]) <= most
+    for table in ("rows", "modules", "held"):
+        rest = shown[table].get("rest", {"count": 0})["count"]
+        assert len(shown[table]["rows"]) == most or not rest
+    assert len(shown["rows"]["rows"]) == most and shown["rows"]["rest"]["count"] > 0
+
+
+def test_C5_a_page_has_repeated_layers_once_and_new_and_removed_modules_where_they_are(run: Run) -> None:
+    text = edited(("Block(16, 100)", "Block(16, 90)"), ("nn.Tanh(), ", ""))
+    found = compared(run(PROGRAM, "one"), run(text, "two"))
+    shown = difference_page.contents(found)
+    up = next(row for row in shown["modules"]["rows"] if row["module"] == "Net.blocks.0.up")
+    assert up["repeated"] == 3 and up["class"] == "Linear" and up["what"] == "changed"
+    assert up["figures"]["params"] == [3 * 1700, 3 * 1530]
+    flame = shown["flame"]
+    names = [flame["frames"][i][1] for i in flame["frame"]]
+    trail: list[str] = []
+    above = {}
+    for depth, name in zip(flame["depth"], names, strict=True):
+        above[name] = trail[depth - 1] if depth else ""
+        trail[depth:] = [name]
+    assert above["Net.blocks.2.up"] == "Net.blocks.2" and above["Net.blocks.2"] == "Net.blocks"
+    assert above["Net.tail.1"] == "Net.tail" and above["aten::tanh"] == "Net.tail.1"  # which is gone
+    most = shown["most"]
+    outside = sum(row["flops"]["difference"] for row in found["rows"] if row["module"] == "")
+    assert (most["metric"], most["module"], most["by"]) == ("flops", "", outside) and outside < 0  # AdamW's
