@@ -1,0 +1,105 @@
+"""C5: one per cent more of anything is found, and put on its module and line; counts are the same on every machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from mindtorch.profile.report.conditions import Condition, where
+from tests.profile.test_difference import Run, compared, run
+
+__all__ = ["run"]  # a fixture
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, d, wide):
+        super().__init__()
+        self.norm = nn.LayerNorm(d)
+        self.up = nn.Linear(d, wide)
+        self.down = nn.Linear(wide, d)
+
+    def forward(self, x):
+        y = self.norm(x)
+        y = self.up(y)
+        y = torch.relu(y)
+        y = self.down(y)
+        return x + y
+
+class Net(nn.Module):
+    def __init__(self, widths):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(100, wide) for wide in widths)
+        self.tail = nn.Linear(100, 100)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        x = self.tail(x)
+        return x.square().mean()
+
+net = Net([300, 300, 300])
+batch = torch.ones(100, 100)
+for _ in range(2):
+    loss = net(batch)
+    loss.backward()
+    net.zero_grad()
+"""
+#: What is written for what; the condition that must hold, the least that must not; where most of it is: module, line.
+PLANTED = {
+    "a layer that is wider": (
+        "[300, 300, 300]", "[300, 309, 300]", "flops>+0.9%", "flops>+1.1%", "Net.blocks.1.", "y = self.",
+    ),
+    "its parameters": ("[300, 300, 300]", "[300, 309, 300]", "params>+0.8%", "params>+1.2%", "Net.blocks.1.", None),
+    "a product more": (
+        "        return x + y", "        y = y + 1e-9 * (y[:25] @ y[:25].T).sum()\n        return x + y",
+        "flops>+0.6%", "flops>+1.4%", "Net.blocks.0", "y = y + 1e-9",
+    ),
+    "a larger batch": ("torch.ones(100, 100)", "torch.ones(101, 100)", "flops>+0.9%", "flops>+1.1%", "Net.", None),
+    "an operation more": (
+        "        x = self.tail(x)\n", "        x = self.tail(x)\n        x = x * 1.0\n",
+        "ops>+0.9%", "ops>+4%", "Net", "x = x * 1.0",
+    ),
+    "what is kept": (
+        "batch = torch.ones(100, 100)", "batch = torch.ones(100, 100)\nkept = torch.ones(50, 100)",
+        "peak>+0.7%", "peak>+1.5%", "", "kept = torch.ones(50, 100)",
+    ),
+    "memory that is copied": (
+        "        x = self.tail(x)\n", "        x = self.tail(x)\n        x = x.clone()\n",
+        "bytes>+0.5%", "bytes>+2.5%", "Net", "x = x.clone()",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_C5_one_per_cent_more_is_found_where_it_is(name: str, run: Run) -> None:
+    old, new, holds, fails, module, line = PLANTED[name]
+    assert PROGRAM.count(old) == 1
+    before, after = run(PROGRAM, "one"), run(PROGRAM.replace(old, new), "two")
+    found = compared(before, after)
+    assert Condition.parse(holds).holds(found) and not Condition.parse(fails).holds(found), found["totals"]
+    row, more = where(Condition.parse(holds).metric, found) or ({}, 0)
+    assert more > 0 and row["module"].startswith(module), row
+    assert line is None or line in row["source"], row
+    back = compared(after, before)
+    assert not Condition.parse(holds).holds(back)
+    assert not any(value["difference"] for value in compared(before, before)["totals"].values() if "ratio" in value)
+
+
+#: Of examples/gpt2.py, two layers, by torch 2.13 on one machine: they have to be these on any other.
+COUNTS = {"ops": 981, "flops": 2702300084, "macs": 1303794336, "params": 5146848, "peak_bytes": 133757528}
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="another torch calls other operations")
+def test_C5_counts_are_those_of_another_machine(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mindtorch", "profile", "--json", "p.json", str(ROOT / "examples" / "gpt2.py")]
+    subprocess.run([*command, "--layers", "2", "--width", "96"], cwd=tmp_path, check=True, capture_output=True)
+    totals = json.loads((tmp_path / "p.json").read_text())["totals"]
+    assert {name: totals[name] for name in COUNTS} == COUNTS
