@@ -61,7 +61,7 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         facts.append(("of that", ", ".join(spent)))
     queued, wall = totals.get("queued_s") or 0.0, totals.get("wall_s") or 0.0
     if queued > _BUSY * wall > 0:
-        text = f"busy: the program's threads waited {seconds(queued)} for a processor"
+        text = f"busy: the program waited {seconds(queued)} for a processor"
         facts.append(("machine", f"{text}, so times are longer than on an idle machine"))
     here = (report.get("host") or {}).get("here_s") or 0.0
     if sized and time_s and here > _SHOWN * time_s:

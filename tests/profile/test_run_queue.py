@@ -50,15 +50,18 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
     return Told(tmp_path, monkeypatch)
 
 
-def test_C5_waits_of_all_threads_are_added_up_since_the_beginning(told: Told) -> None:
+def test_C5_the_thread_that_waited_longest_counts_between_two_looks(told: Told) -> None:
     queue, me = RunQueue(), os.getpid()
     assert queue.known and queue.look() == 0
     told.switches += 1
-    told.waits({me: 6_000, 1: 300})
-    assert queue.look() == 1_300
+    told.waits({me: 5_200, 1: 300})
+    assert queue.look() == 300
     told.switches += 1
-    told.waits({me: 6_500})  # the other one has ended: what it waited stays
-    assert queue.look() == 1_800 == queue.waited
+    told.waits({me: 5_900, 1: 400})
+    assert queue.look() == 1_000
+    told.switches += 1
+    told.waits({me: 6_000})  # the other one has ended
+    assert queue.look() == 1_100 == queue.waited
 
 
 def test_C5_without_a_switch_of_threads_nobody_has_waited(told: Told) -> None:

@@ -183,8 +183,8 @@ class Recording:
     compiled_ns: int = 0
     spans: Sequence[tuple[int, int]] = ()  # start and end of the iterations reported
     step_ns: Sequence[int] = ()  # of the same, the program's own time
-    running_ns: Sequence[int] = ()  # the same, less what threads waited for a processor; none where nobody knows
-    queued_ns: int = 0  # that, of all threads together
+    running_ns: Sequence[int] = ()  # the same, less what the program waited for a processor; none where nobody knows
+    queued_ns: int = 0  # that, of the whole run
     call_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)  # of the module's calls, recording included
     shapes: Mapping[int, Shaped] | None = None  # by signature, where asked for
     chains: bool = False  # locations of rows know the lines that led there

@@ -237,7 +237,7 @@ function runSection() {
   if (report.lazy) add("lazily", `${count(report.lazy.runs)} recorded operations ran when values were read, ${seconds(report.lazy.run_s)} on ${report.lazy.executor}`);
   if (report.npu) add("on NPUs", `${count(Object.values(report.npu.native).reduce((a, b) => a + b, 0))} calls native, ${count(Object.values(report.npu.staged).reduce((a, b) => a + b, 0))} staged through the CPU`);
   if (report.cluster) add("rank", `${report.cluster.rank} of ${report.cluster.world_size}`);
-  if (totals.queued_s > BUSY * totals.wall_s) add("machine", `busy: the program's threads waited ${seconds(totals.queued_s)} for a processor, so times are longer than on an idle machine`);
+  if (totals.queued_s > BUSY * totals.wall_s) add("machine", `busy: the program waited ${seconds(totals.queued_s)} for a processor, so times are longer than on an idle machine`);
   if (report.host && report.host.here_s > 0) add("host, here", `at least ${seconds(report.host.here_s)} of the program's own beside its operations, measured here; in no other figure`);
   if (report.interrupted) add("ended", "interrupted; the report is of what ran until then");
   else if (report.exit_code) add("ended", `with exit code ${report.exit_code}`);
