@@ -70,7 +70,6 @@ cdef class HeldStorage:
             except MemoryError:
                 b.incomplete = True
 
-
     cdef Life life(self, uint32_t died) noexcept:
         return Life(self.nbytes, self.event, died, self.module, self.location, self.phase, self.mark, self.outlived,
                     self.where)
