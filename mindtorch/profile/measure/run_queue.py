@@ -16,10 +16,10 @@ class RunQueue:
     """By Linux's ``schedstat`` of each thread; elsewhere nothing is known, and all is 0."""
 
     def __init__(self) -> None:
-        self.waited = 0  # ns since this was made: between two looks, of the thread that ran longest meanwhile
+        self.waited = 0  # ns since this was made: of each time between two looks, of the thread that waited longest
         self.known = resource is not None and os.path.exists(f"{_THREADS}/{os.getpid()}/schedstat")
         self._switches = -1
-        self._last: dict[str, tuple[int, int]] = {}  # by thread: ns that it ran, that it waited
+        self._last: dict[str, int] = {}
         self.look()
         self.waited = 0
 
@@ -30,15 +30,14 @@ class RunQueue:
             return 0
         used = resource.getrusage(resource.RUSAGE_SELF)
         if (switches := used.ru_nvcsw + used.ru_nivcsw) != self._switches:
-            self._switches, most = switches, (-1, 0)
+            self._switches, longest = switches, 0
             for thread in os.listdir(_THREADS):
                 try:
                     with open(f"{_THREADS}/{thread}/schedstat", "rb") as file:
-                        ran, waited = map(int, file.read().split()[:2])
-                except (OSError, ValueError):  # it has ended
+                        now = int(file.read().split()[1])
+                except (OSError, IndexError):  # it has ended
                     continue
-                before = self._last.get(thread, (0, 0))
-                most = max(most, (ran - before[0], waited - before[1]))
-                self._last[thread] = ran, waited
-            self.waited += most[1]
+                longest = max(longest, now - self._last.get(thread, 0))
+                self._last[thread] = now
+            self.waited += longest
         return self.waited
