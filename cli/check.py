@@ -199,7 +199,7 @@ def _refusals(program: Program, outcome: Outcome, assumed: list[dict[str, Any]])
     elif kind == "not known" and assumed and not blame.says_so(error):
         last = blame.assumption_behind(error, assumed)
         place = f"{last['file'].rpartition('/')[2]}:{last['line']}"
-        note = f"{last['op']} at {place} was assumed to be {last['value']}: --assume changes that"
+        note = f"{last['op']} at {place} was assumed to be {last['last']}: --assume changes that"
     return [_row(kind, type(error).__name__, str(error), file, line, note)]
 
 

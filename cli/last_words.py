@@ -83,7 +83,7 @@ def _hint_assumed(outcome: Outcome, report: dict[str, Any]) -> bool:
     row = blame.assumption_behind(outcome.error, report["assumed"])
     click.echo(
         f"genie: before that, the program read an unknown value at {row['file']}:{row['line']}, assumed to be "
-        f"{row['value']}; --assume sets another value",
+        f"{row['last']}; --assume sets another value",
         err=True,
     )
     return True
