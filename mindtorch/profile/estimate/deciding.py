@@ -7,6 +7,7 @@ is known, that of all its elements, however many there are: they come from one n
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,11 +22,12 @@ from ..._ext import lazy as _core
 from ...devices import mode
 from ...engine.record.predict import MOST_KNOWN, little
 from ...ops import about
-from ...ops.decisions import ARITHMETIC, REDUCING, ROUTING
+from ...ops.decisions import ARITHMETIC, NUMBERS, REDUCING, ROUTING
 from . import assumptions
 
 __all__ = [
-    "TO_SPARSE", "balanced", "decide", "elements", "install", "keeps", "lose", "meet", "rows", "uniform", "uniform_of",
+    "TO_SPARSE", "balanced", "decide", "elements", "install", "keeps", "lose", "meet", "read", "rows", "uniform",
+    "uniform_of",
 ]  # fmt: skip
 
 VOCABULARY = 1000  # candidates: so many are tokens, not experts
@@ -90,6 +92,12 @@ def _with_ones(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
 def uniform(t: Any) -> Any:
     """The value of all elements of ``t`` where it came from a comparison with unknown values, else None."""
     return _core.decided(_core.get_handle(t))
+
+
+def read(t: Any) -> Any:
+    """What the program is told of ``t``: as `uniform`, but no number that is not positive: it takes logarithms."""
+    found = uniform(t)
+    return None if isinstance(found, float) and found <= 0 else found
 
 
 def _say(t: Any, value: Any) -> bool:
@@ -208,7 +216,11 @@ def lose(t: Any) -> None:
 
 def decide(call: int, info: Any, inputs: list[Any], results: list[Any], values: list[Any]) -> bool:
     """Note what the call gives, some of whose ``inputs`` are not known (None in ``values``); True: all is noted."""
-    if info.name in ARITHMETIC and not (results and results[0].dtype is torch.bool):
+    made = results[0] if results else inputs[0]
+    if info.name in NUMBERS and made.dtype.is_floating_point:
+        if all(t.numel() == 1 for t in (made, *inputs)) and (len(inputs) > 1 or info.name not in REDUCING):
+            return _calculate(call, info, inputs, made, values)
+    elif info.name in ARITHMETIC and made.dtype is not torch.bool:
         return _carry(call, info, inputs, results, values)
     if results:
         _decide(call, info, inputs, results, values)
@@ -273,6 +285,19 @@ def _carry(call: int, info: Any, inputs: list[Any], results: list[Any], values: 
         for i, t in enumerate(inputs):
             values[i] = assumptions.full(t, info.name, value=found[i]) if values[i] is None else values[i]
     return False
+
+
+def _calculate(call: int, info: Any, inputs: list[Any], made: Any, values: list[Any]) -> bool:
+    """Go on with a single number that is no integer: a solver's time, and its step by unknown errors.
+
+    What is not finite, as quotients by what is 0, stays unknown.
+    """
+    numbers = []
+    for t, value in zip(inputs, values, strict=True):
+        found = uniform(t) if value is None else value.item()
+        numbers.append(torch.full((), assumptions.value_of(t.dtype) if found is None else found, dtype=t.dtype))
+    number = _on(call, info, numbers).item()
+    return math.isfinite(number) and _say(made, number)
 
 
 def _is_of_a_token(info: Any, t: Any, result: Any) -> bool:

@@ -124,7 +124,7 @@ class Estimator(Run):
         self._ops_at: dict[str, Any] = {}  # stage → positions of its ops, see `_find_ops`
         self._marks: list[tuple[str, int]] = []
         self._assumed: list[dict[str, Any]] = []
-        self._waited: list[tuple[str, int, int]] = []  # loops that were ended: file, line, rounds
+        self._waited: list[str] = []  # what is said of loops that unknown values end
         self._recurrent: set[str] = set()  # which kinds of such layers models have on the accelerator
         self._left_alone: dict[str, list[str]] = {}
         self._compiled = 0  # calls of torch.compile
@@ -182,7 +182,7 @@ class Estimator(Run):
         context.forget_loss()
         self.registered.look()
         peak.say_roles(self.registered)
-        self._assumed, self._differ, self._waited = known.assumed(), draws.differ(), waiting_loops.ended()
+        self._assumed, self._differ, self._waited = known.assumed(), draws.differ(), list(waiting_loops.said())
         self._left_alone = private_files.left_alone()
         self._compiled = compiling.number()
         self._whole, self._precision = sparse_tensors.counted_whole(), about.precision()
@@ -452,10 +452,7 @@ class Estimator(Run):
         for solver in sorted({row["solver"] for row in self._assumed} - {""}):
             lines = ", ".join(f"{names[row['file']]}:{row['line']}" for row in self._assumed if row["solver"] == solver)
             found.append(f"{solver} got assumed values ({lines}): how often it would call the program is not known")
-        if waited := self._waited:
-            names = short_names(file for file, _line, _rounds in waited)
-            lines = ", ".join(f"{names[file]}:{line} after {rounds:,}" for file, line, rounds in waited[:5])
-            found.append(f"loops waited for values that nobody knows, and were ended there ({lines} rounds)")
+        found.extend(self._waited)
         if self._compiled:
             found.append(
                 f"torch.compile ({counted(self._compiled, 'call')}): FLOPs, bytes and memory are counted op by op, "

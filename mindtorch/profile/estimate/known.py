@@ -78,7 +78,7 @@ def read(t: torch.Tensor, what: str) -> torch.Tensor:
                 raise assumptions.too_large(what, size.numel())
             value = torch.empty(size, dtype=t.dtype, device=_CPU)
             if size.numel():
-                value = assumptions.answer(t, what, value=deciding.uniform(t))
+                value = assumptions.answer(t, what, value=deciding.read(t))
         return value
 
 

@@ -13,6 +13,7 @@ import linecache
 import sys
 import types
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,8 +21,9 @@ import torch
 from ..._ext import context as _context
 from ..._ext import ledger as _ledger
 from ...base.errors import NoDataError
+from ...base.file_names import short_names
 
-__all__ = ["MANY", "begin", "ended", "turned"]
+__all__ = ["MANY", "begin", "ended", "said", "turned"]
 
 MANY = 10_000  # reads at one line before it is told the opposite of the assumption
 FEW_ROUNDS, MUCH_WORK = 100, 200_000  # of a loop that nothing else can end: rounds, and calls that it has made
@@ -52,6 +54,18 @@ def begin() -> None:
 def ended() -> list[tuple[str, int, int]]:
     """(file, line, rounds) of the loops that were told something else than the assumption, so that they end."""
     return [(*where, rounds) for where, rounds in _ended.items()]
+
+
+def said() -> Iterator[str]:
+    """What a report says of loops that went round as long as assumed values had them."""
+    asked = [(code.co_filename, line) for code, line in _rounds if (code.co_filename, line) not in _ended]
+    names = short_names(file for file, _line in (*asked, *_ended))
+    if asked:
+        lines = ", ".join(f"{names[file]}:{line}" for file, line in asked[:5])
+        yield f"assumed values decided how often loops went round ({lines}): in a run, others may"
+    if _ended:
+        lines = ", ".join(f"{names[file]}:{line} after {n:,}" for (file, line), n in list(_ended.items())[:5])
+        yield f"loops waited for values that nobody knows, and were ended there ({lines} rounds)"
 
 
 def turned(value: Any, dtype: torch.dtype, reads: int) -> Any:
