@@ -35,7 +35,10 @@ def last_words(program: Program, outcome: Outcome, report: dict[str, Any], optio
             ended += f" after {counted(ops, 'op')}: too little for a report; --json FILE writes one anyway"
         click.echo(ended, err=True)
         if not (
-            _hint_options(program, outcome, options) or say_whose(program, outcome) or _hint_assumed(outcome, report)
+            _hint_options(program, outcome, options)
+            or say_whose(program, outcome)
+            or _hint_tools(program, outcome)
+            or _hint_assumed(outcome, report)
         ):
             hint_torch_npu(outcome.error)
     elif not ran_anything(report) and report.get("unseen"):
@@ -74,6 +77,14 @@ def worth_showing(outcome: Outcome, report: dict[str, Any]) -> bool:
     if isinstance(outcome.error, SystemExit):
         return any(row.get("calls") for row in report.get("modules") or [])
     return bool((report.get("steps") or {}).get("count", 0) > 1)
+
+
+def _hint_tools(program: Program, outcome: Outcome) -> bool:
+    """Of an estimate that ended since this machine lacks what builds a program's kernels."""
+    lacking = program.estimate and outcome.error is not None and blame.is_of_this_machine(outcome.error)
+    if lacking:
+        click.echo(f"genie: {blame.TOOLS}", err=True)
+    return lacking
 
 
 def _hint_assumed(outcome: Outcome, report: dict[str, Any]) -> bool:
