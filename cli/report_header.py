@@ -19,6 +19,7 @@ _BOUNDS = ("compute", "memory", "launch")  # what a predicted time is bound by
 _WAITS = {
     "data_s": "loading data",
     "recompute_s": "computing forward passes again in backward",
+    "in_backward_s": "calling modules in backward",
     "children_s": "waiting for child processes",
     "threads_s": "waiting for threads",
     "network_s": "waiting for the network",

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from mindtorch._ext import context
-from mindtorch._ext.labels import RECOMPUTING
+from mindtorch._ext.labels import IN_BACKWARD, RECOMPUTING
 from mindtorch.profile.cost import call_shapes
 from mindtorch.profile.report.columns import OPS, PHASES, SHAPES, Sums, sums, values
 from mindtorch.profile.report.detail import detail
@@ -273,10 +273,11 @@ def _labels(seen: Recording) -> list[dict[str, Any]]:
 
 
 def _waits(seen: Recording, labels: list[dict[str, Any]], waits: Counter[str], by_phase: list[Row]) -> dict[str, float]:
-    """Seconds of what is no work of the model: loading data (the phase), running forward passes again in backward."""
+    """Seconds of what is no work of the model: loading data (the phase), what backward calls."""
     return {
         "data_s": sum(row.ns for row in by_phase if row.phase == _LOADING) / 1e9,
         "recompute_s": sum(row["total_s"] for row in labels if row["name"] == RECOMPUTING),
+        "in_backward_s": sum(row["total_s"] for row in labels if row["name"] == IN_BACKWARD),
         "compile_s": seen.compiled_ns / 1e9,
         **{f"{key}_s": waits[what] / 1e9 for key, what in _WAITED.items()},
     }

@@ -16,7 +16,8 @@ const SAID = {
 
 const WAITED = {
   network_s: "waiting for the network", threads_s: "waiting for threads", children_s: "waiting for child processes",
-  recompute_s: "computing forward passes again in backward", data_s: "loading data",
+  recompute_s: "computing forward passes again in backward", in_backward_s: "calling modules in backward",
+  data_s: "loading data",
 };
 
 // [{kind, value}] of all operations, the largest first: seconds, or FLOPs where nothing has a time.
