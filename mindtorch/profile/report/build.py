@@ -26,7 +26,7 @@ from mindtorch.profile.report.findings import findings
 from mindtorch.profile.report.forecast import Forecast
 from mindtorch.profile.report.lines import line_rows
 from mindtorch.profile.report.made_of import Labels, pattern_rows
-from mindtorch.profile.report.recording import Recording, stage_tables
+from mindtorch.profile.report.recording import WORKERS, Recording, stage_tables
 from mindtorch.profile.report.rows import LOCATION, PHASE, SIG, Row, grouped
 from mindtorch.profile.report.times import quartiles, seconds
 from mindtorch.profile.report.tree import module_rows
@@ -36,7 +36,7 @@ from mindtorch.profile.report.warn import warnings
 #: Of an estimate for a GPU or NPU: what torch gave out, what it got from the device, what the device holds in all.
 DEVICE_PEAKS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_device_bytes")
 _IMPORTS = 10  # packages named
-_WAITED = {"children": "child processes", "threads": "threads", "network": "the network"}
+_WAITED = {"children": "child processes", "threads": "threads", "network": "the network", "workers": WORKERS}
 _LOADING = context.PHASES.index("data")
 
 

@@ -20,7 +20,7 @@ from mindtorch.profile.cost.work import Work
 from mindtorch.profile.report import times
 from mindtorch.profile.report.lines import package_of
 from mindtorch.profile.report.looked import BACKWARD, DATA, OPTIMIZER, Looked, Said, percent
-from mindtorch.profile.report.recording import Loaded
+from mindtorch.profile.report.recording import WORKERS, Loaded
 from mindtorch.profile.report.rows import Row
 
 __all__ = ["attention", "data", "first", "float32", "host", "optimizer", "python", "reads"]
@@ -46,10 +46,13 @@ def data(of: Looked) -> Said | None:
         return None
     mine = [row for row in of.rows if row.phase == DATA]
     starting = _starting(of)
-    share = of.part(sum(row.ns for row in (*mine, *starting)) / 1e9)
-    part = of.part(sum(row.ns for row in starting) / 1e9)
+    there = {context.location(row.location) for row in starting}
+    waits = of.seen.stages[of.seen.reached].waits.items()
+    ends = sum(ns for (what, line), ns in waits if what == WORKERS and context.location(line) not in there)
+    part = of.part((sum(row.ns for row in starting) + ends) / 1e9)
+    share = of.part(sum(row.ns for row in mine) / 1e9) + part
     text = f"{percent(share - part)} of the time the model waits for data"
-    if starting:
+    if part:
         text += f", and for another {percent(part)} the DataLoader starts and ends workers"
     return Said(text, share, of.heaviest(mine), _load_faster(of.seen.loaded, sum(row.ns for row in mine)))
 
