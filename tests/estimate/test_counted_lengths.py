@@ -67,3 +67,12 @@ def test_C4_counts_are_lost_where_others_are_written_into_a_part_of_them(session
     assert few[0].item() == 0
     few = (unknown(3, 4) < 0.5).sum(-1)
     assert few.view(torch.int32)[0].item() == 0
+
+
+@pytest.mark.parametrize("read", [
+    lambda chosen: chosen[:, 0].item(), lambda chosen: int(chosen[0][1]), lambda chosen: chosen.squeeze(0).tolist()[2],
+    lambda chosen: chosen.view(-1).cpu().numpy()[0], lambda chosen: chosen.t()[0].to("cpu").item(),
+])  # fmt: skip
+def test_C4_a_part_of_what_was_chosen_is_read_as_the_whole(session: None, read: Any) -> None:
+    """A token, of a view of those that were chosen, was the first one: that which pads."""
+    assert read(unknown(1, 1000).topk(5, -1).indices) == 500
