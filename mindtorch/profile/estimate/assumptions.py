@@ -20,7 +20,9 @@ from ...base.errors import NoDataError, UsageError
 from ...base.strides import contiguous
 from . import waiting_loops
 
-__all__ = ["MOST_ASSUMED", "answer", "anything", "assumed", "begin", "full", "instead", "too_large", "value_of"]
+__all__ = [
+    "MOST_ASSUMED", "answer", "anything", "assumed", "begin", "full", "instead", "note", "too_large", "value_of",
+]  # fmt: skip
 
 #: Elements of unknown tensors that are made up for one op: 128 MB of the largest dtype.
 MOST_ASSUMED = 1 << 24
@@ -76,6 +78,11 @@ def answer(t: torch.Tensor, op: str, note: bool = True, value: Any = None, one: 
     if one:
         return torch.full((), value, dtype=dtype, device="cpu")
     return torch.empty_strided(size, stride or contiguous(size), dtype=dtype, device="cpu").fill_(value)
+
+
+def note(t: torch.Tensor, op: str, value: Any) -> None:
+    """What ``t`` gives is taken for that, at the program's current line."""
+    _note(op, tuple(t.shape), t.dtype, value)
 
 
 def duration(op: str) -> float:

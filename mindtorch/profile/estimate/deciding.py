@@ -356,9 +356,13 @@ def _reduced(name: str, value: Any, count: int, dtype: torch.dtype) -> Any:
     return float(total) if dtype.is_floating_point else int(total)
 
 
+_DISTINCT = frozenset({"aten::topk", "aten::multinomial"})
+
+
 def _route(call: int, info: Any, inputs: list[Any], results: list[Any]) -> None:
     """Choose all of a dimension alike as often, in turn, where routing is balanced; else of a vocabulary the token in
-    the middle: the first ones, and the last, are those that pad and end sequences."""
+    the middle: the first ones, and the last, are those that pad and end sequences. Of few, those that are chosen
+    together are the first ones, each once: experts of a token."""
     chosen = results[-1]
     if chosen.dtype is not torch.int64 or not inputs[0].dim() or not chosen.numel():
         return
@@ -368,10 +372,15 @@ def _route(call: int, info: Any, inputs: list[Any], results: list[Any]) -> None:
     if info.name == "aten::multinomial" or not isinstance(dim, int) or isinstance(dim, bool):
         dim = -1
     length = inputs[0].shape[dim]
-    if not _balanced:
-        if length >= VOCABULARY:
-            _say(chosen, length // 2)
+    if not _balanced and length >= VOCABULARY:
+        _say(chosen, length // 2)
         return
+    together = chosen.shape[dim] if info.name in _DISTINCT and chosen.dim() == inputs[0].dim() else 1
+    if not _balanced and (not 1 < together <= length or chosen.numel() > MOST_KNOWN):
+        return
+    if not _balanced:
+        assumptions.note(chosen, info.name, f"0 … {together - 1}")
+        length = together
     made = torch.arange(chosen.numel(), device="cpu") % max(length, 1)
     if chosen.dim() == inputs[0].dim():  # several of each row
         moved = [n for i, n in enumerate(chosen.shape) if i != dim % chosen.dim()]
