@@ -22,6 +22,7 @@ class Balance:
     peak: int
     births: int
     born_by_peak: int
+    making: int
     parts_of: Callable[[Any], Iterable[Any]]
     def __new__(cls, tensor_type: type) -> Self: ...
     @property
