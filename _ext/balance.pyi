@@ -25,6 +25,7 @@ class Balance:
     peak: int
     births: int
     born_by_peak: int
+    making: int
     parts_of: Callable[[Any], Iterable[Any]]
     where: int
     def __new__(cls, tensor_type: type, log: Any = None) -> Self: ...

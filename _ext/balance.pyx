@@ -160,6 +160,7 @@ cdef class Balance:
         block.sig, block.module, block.location = maker.sig, maker.module, maker.location
         block.phase = maker.phase
         block.outlived = unless_it_dies(block.phase)
+        block.mark = self.making
         if hasattr(storage, "_npu"):
             block.where = ON_NPU
             block.nbytes += NPU_PADDING if block.nbytes else 0

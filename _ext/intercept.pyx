@@ -21,7 +21,7 @@ from .interpreter cimport mt_ask
 from .keys cimport (
     MIXED, NOBODY, Key, any_foreign, asks_first, current_key, encode, encode_call, give_way, others_first, room, start,
 )
-from .lazy cimport forget_kept, get_tape, handle_of, has_kept, rename, type_of, wrap
+from .lazy cimport forget_kept, get_tape, handle_of, has_kept, has_noted, rename, type_of, wrap
 from .ledger cimport (
     NAME_DETACH, Place, Script, has_script, here, keep_script, learn, listening, note_call, note_name, settle, stopped,
 )
@@ -208,7 +208,7 @@ cdef int _knowing(SigS *s) noexcept:
     if s.flags & SIG_WRITES:
         written = sig_written(s)
         for i in range(s.n_in):
-            if written[i] and has_kept(K.ins[i]):
+            if written[i] and has_noted(K.ins[i]):
                 return LOSE
     return 0
 

@@ -1,5 +1,6 @@
 from typing import final
 
+IN_BACKWARD: str
 RECOMPUTING: str
 
 @final

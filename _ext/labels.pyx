@@ -3,12 +3,19 @@
 A stretch lasts from its begin to its end, whatever runs within; interception, loading modules and compiling are taken
 off. Stretches of one thread lie within each other. Of one that began in an earlier stage, what follows counts.
 """
+import os
+import sys
+
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from mindtorch._ext.timeline cimport Timeline
 
-RECOMPUTING = "recomputed modules (checkpoint)"  # that backward calls again; each outermost one is a call
+# What backward calls; each outermost module is a call. Checkpoints call again what forward has called; an adjoint, or
+# another function's own backward pass, calls what it likes.
+RECOMPUTING = "recomputed modules (checkpoint)"
+IN_BACKWARD = "modules called in backward"
+_TORCHS = os.path.join("torch", "utils", "checkpoint.py")
 
 cdef enum:
     MOST = 4096                                # names; further ones, of a program that numbers its own, are "(others)"
@@ -65,7 +72,7 @@ cdef class Labels:
         try:
             if enters and not here.recomputing:
                 here.recompute_labels = <uint32_t> len(here.labels) if here.labels is not None else 0
-                self.begin(here, RECOMPUTING, now, elsewhere)
+                self.begin(here, RECOMPUTING if _checkpoints() else IN_BACKWARD, now, elsewhere)
                 here.recomputing = here.depth + 1
             elif not enters and here.recomputing and here.recomputing == here.depth:
                 here.recomputing = 0
@@ -80,3 +87,18 @@ cdef class Labels:
         taken = {self.names[number]: found for number, found in self.sums.items()}
         self.sums = {}
         return taken
+
+
+cdef bint _checkpoints() except -1:
+    """Is it a checkpoint, torch's or one of that name, as programs have their own, that autograd has called?"""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+        code = frame.f_code
+        if code.co_filename.endswith(_TORCHS) or "checkpoint" in code.co_name.lower():
+            return True
+        if code.co_name == "backward" and code.co_argcount and code.co_varnames:
+            first = frame.f_locals.get(code.co_varnames[0])
+            if "checkpoint" in type(first).__name__.lower():
+                return True
+        frame = frame.f_back
+    return False

@@ -22,4 +22,5 @@ cdef object rename(Handle h, bint no_grad)
 
 # Of a slot in a place without data: does its storage have real memory, kept by an estimate? And: let go of it.
 cdef bint has_kept(uint32_t slot) noexcept
+cdef bint has_noted(uint32_t slot) noexcept    # or is it known what was decided of it?
 cdef void forget_kept(uint32_t slot) noexcept

@@ -395,7 +395,46 @@ def exchange(uint32_t slot, old, value):
 cdef bint has_kept(uint32_t slot) noexcept:
     """Is there a real storage beside the tensor without data?"""
     cdef Slot *root = tape.slot(tape.slot(slot).root)
+    return has_noted(slot) and type_of(root.concrete) != <PyObject *>_Decided
+
+
+cdef bint has_noted(uint32_t slot) noexcept:
+    """Is anything known of a tensor without data: its memory, or what was decided of it?"""
+    cdef Slot *root = tape.slot(tape.slot(slot).root)
     return root.concrete != NULL and root.concrete != <PyObject *>None
+
+
+cdef class _Decided:
+    """In the place of a real storage: what all its elements are taken for, of which dtype and how many they are."""
+    cdef object value, dtype, size
+
+    def __init__(self, value, dtype, size):
+        self.value, self.dtype, self.size = value, dtype, size
+
+
+def decided(Handle h):
+    """What `decide` said of the elements of the storage of `h`, if nothing was written to it since; else None."""
+    cdef MetaS *m = &tape.interner.metas[h.meta]
+    cdef PyObject *found = tape.slot(tape.slot(h.slot).root).concrete
+    if m.device >= 0 or found == NULL or type_of(found) != <PyObject *>_Decided:
+        return None
+    return (<_Decided>found).value if (<_Decided>found).dtype is <object>m.dtype else None
+
+
+def decide(Handle h, value):
+    """All elements of `h` are taken for `value`, though nobody knows them: those of its storage, of which views say so.
+
+    False where it is but a part of a storage whose other elements are taken for something else, or nothing.
+    """
+    cdef MetaS *m = &tape.interner.metas[h.meta]
+    cdef PyObject *found = tape.slot(tape.slot(h.slot).root).concrete
+    cdef object size = <object>m.size
+    if not is_root(h):
+        if decided(h) is None or (decided(h) != value and size.numel() != (<_Decided>found).size.numel()):
+            return False
+        size = (<_Decided>found).size
+    keep(h, _Decided(value, <object>m.dtype, size))
+    return True
 
 
 def is_kept(Handle h):

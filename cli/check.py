@@ -104,7 +104,7 @@ def command(
     memory = recording.memory or {"peak_bytes": 0}
     peak = int(memory.get("peak_device_bytes", memory["peak_bytes"]))
     rank = None if cluster is None else estimator.cluster.rank
-    found = _refusals(program, outcome, recording.assumed)
+    found = _refusals(program, target, outcome, recording.assumed)
     if not found and not outcome.interrupted and memory.get("fits") is False:
         found = [_too_much(memory, peak)]
     if not found and not outcome.interrupted and not any(recording.ops):  # the time between them is one
@@ -178,7 +178,9 @@ def _nothing_of(ranks: list[int]) -> dict[str, Any]:
     return _row("not known", "", f"rank {', '.join(map(str, ranks))} ended without a result")
 
 
-def _refusals(program: Program, outcome: Outcome, assumed: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _refusals(
+    program: Program, target: Target, outcome: Outcome, assumed: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """What ended the program, with the innermost of its own lines; nothing where it ended by itself."""
     error = outcome.error
     if error is None or outcome.interrupted or isinstance(error, SystemExit):
@@ -186,7 +188,8 @@ def _refusals(program: Program, outcome: Outcome, assumed: list[dict[str, Any]])
     import torch
 
     kind = "refused"
-    if outcome.ours or _of_an_assumption(error, assumed):
+    lacking = target.key != "cpu" and blame.is_of_this_machine(error)
+    if outcome.ours or lacking or _of_an_assumption(error, assumed):
         kind = "not known"
     elif isinstance(error, torch.OutOfMemoryError):
         kind = "does not fit"
@@ -196,10 +199,12 @@ def _refusals(program: Program, outcome: Outcome, assumed: list[dict[str, Any]])
     note = ""
     if outcome.ours and not blame.says_so(error):
         note = f"{blame.REPORT} with the line above and the output of genie check --json"
+    elif lacking:
+        note = blame.TOOLS
     elif kind == "not known" and assumed and not blame.says_so(error):
         last = blame.assumption_behind(error, assumed)
         place = f"{last['file'].rpartition('/')[2]}:{last['line']}"
-        note = f"{last['op']} at {place} was assumed to be {last['value']}: --assume changes that"
+        note = f"{last['op']} at {place} was assumed to be {last['last']}: --assume changes that"
     return [_row(kind, type(error).__name__, str(error), file, line, note)]
 
 

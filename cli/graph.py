@@ -343,8 +343,8 @@ def _record(program: Program, steps: int | None, device: str | None) -> tuple[Ou
     for words in apart:
         click.echo(f"genie: {words}", err=True)
     if assumed:
-        lines = ", ".join(f"{row['file']}:{row['line']}" for row in assumed[:3])
-        click.echo(f"genie: unknown values were assumed to be {assumed[0]['value']}: {lines}", err=True)
+        lines = ", ".join(f"{row['file']}:{row['line']} ({row['value']})" for row in assumed[:3])
+        click.echo(f"genie: unknown values were assumed: {lines}", err=True)
     outcome.show()
     if outcome.error is not None and program.model is not None and not outcome.interrupted:
         click.echo(f"genie: {program.argument} failed when called with {program.describe_inputs()}", err=True)

@@ -35,7 +35,10 @@ def last_words(program: Program, outcome: Outcome, report: dict[str, Any], optio
             ended += f" after {counted(ops, 'op')}: too little for a report; --json FILE writes one anyway"
         click.echo(ended, err=True)
         if not (
-            _hint_options(program, outcome, options) or say_whose(program, outcome) or _hint_assumed(outcome, report)
+            _hint_options(program, outcome, options)
+            or say_whose(program, outcome)
+            or _hint_tools(program, outcome)
+            or _hint_assumed(outcome, report)
         ):
             hint_torch_npu(outcome.error)
     elif not ran_anything(report) and report.get("unseen"):
@@ -76,6 +79,14 @@ def worth_showing(outcome: Outcome, report: dict[str, Any]) -> bool:
     return bool((report.get("steps") or {}).get("count", 0) > 1)
 
 
+def _hint_tools(program: Program, outcome: Outcome) -> bool:
+    """Of an estimate that ended since this machine lacks what builds a program's kernels."""
+    lacking = program.estimate and outcome.error is not None and blame.is_of_this_machine(outcome.error)
+    if lacking:
+        click.echo(f"genie: {blame.TOOLS}", err=True)
+    return lacking
+
+
 def _hint_assumed(outcome: Outcome, report: dict[str, Any]) -> bool:
     """A program that failed may have done so for what an estimate took a value for."""
     if not report.get("assumed") or (outcome.error is not None and blame.says_so(outcome.error)):
@@ -83,7 +94,7 @@ def _hint_assumed(outcome: Outcome, report: dict[str, Any]) -> bool:
     row = blame.assumption_behind(outcome.error, report["assumed"])
     click.echo(
         f"genie: before that, the program read an unknown value at {row['file']}:{row['line']}, assumed to be "
-        f"{row['value']}; --assume sets another value",
+        f"{row['last']}; --assume sets another value",
         err=True,
     )
     return True

@@ -19,7 +19,9 @@ _BOUNDS = ("compute", "memory", "launch")  # what a predicted time is bound by
 _WAITS = {
     "data_s": "loading data",
     "recompute_s": "computing forward passes again in backward",
+    "in_backward_s": "calling modules in backward",
     "children_s": "waiting for child processes",
+    "workers_s": "waiting for a DataLoader's workers to start and to end",
     "threads_s": "waiting for threads",
     "network_s": "waiting for the network",
 }
@@ -53,7 +55,7 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         text += f" · whole run {seconds(wall)}{_mostly(report)}"
     facts.append(("time", text))
     waits, said = report.get("waits") or {}, {row["id"] for row in report.get("findings") or []}
-    told = {"data_s"} if "data-wait" in said else set()
+    told = {"data_s", "workers_s"} if "data-wait" in said else set()
     waited = {what: waits.get(key) or 0.0 for key, what in _WAITS.items() if key not in told}
     spent = [f"{seconds(long)}{f' ({100 * long / time_s:.0f} %)' if time_s else ''} {what}"
              for what, long in waited.items() if long > _SHOWN * time_s]  # fmt: skip

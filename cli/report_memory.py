@@ -105,7 +105,9 @@ def assumed(report: dict[str, Any], canvas: Canvas) -> None:
     names = _names(report)
     for row in rows[:20]:
         times = f" ×{row['calls']}" if row.get("calls", 1) > 1 else ""
-        text = f"{row.get('op')} = {row.get('value')}{times}  {_line(row, names)}  {row.get('source') or ''}"
+        first, last = row.get("value"), row.get("last", row.get("value"))
+        value = first if first == last else f"{first} … {last}"
+        text = f"{row.get('op')} = {value}{times}  {_line(row, names)}  {row.get('source') or ''}"
         canvas.paragraph(clean(text), "dim", "      ")
     if len(rows) > 20:
         canvas.paragraph(f"and {counted(len(rows) - 20, 'more line')}: --json has them all", "dim", "      ")

@@ -98,10 +98,15 @@ def ranked() -> None:
 
 def profiled() -> None:
     """Modules, backward passes and steps are followed, as while tensors of ours are in use; and whether the program
-    starts torch's own profiler is noted."""
-    from mindtorch.profile.measure.watches import ProfilerWatch
+    starts torch's own profiler is noted, and what DistributedDataParallel allocates."""
+    from mindtorch._ext.balance import Balance
+    from mindtorch.base.patching import Patches
+    from mindtorch.profile.measure.watches import ProfilerWatch, of_reducers
 
     ProfilerWatch().stop()
+    held = Patches()
+    held.put(of_reducers(Balance(torch.Tensor)))
+    held.undo()
 
 
 def npu_compat() -> None:

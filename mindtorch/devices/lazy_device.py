@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -92,11 +93,21 @@ def place_of(device: Any, anywhere: bool = False) -> int:
 
 def _parts(device: Any) -> tuple[str, int | None]:
     if isinstance(device, int):
-        return mode.now.accelerator, device
+        return meant(), device
     spec = device if isinstance(device, torch.device) else mindtorch_device(device)
     if mode.now.estimate is not None and (spec.type == DEVICE_TYPE or (spec.type == "cuda" and cuda_is_npu)):
-        return mode.now.accelerator, spec.index  # also torch's answer to `.to(0)`: the accelerator it knows is ours
+        return meant(), spec.index  # also torch's answer to `.to(0)`: the accelerator it knows is ours
     return DEVICE_TYPE if BY_TYPE.get(spec.type) is RECORDED else spec.type, spec.index
+
+
+def meant() -> str:
+    """The type of device that an index alone means. A program that says ``cuda`` where the accelerator is an NPU has
+    its tensors there: one that neither imports torch_npu nor has put anything on ``npu``."""
+    kind = mode.now.accelerator
+    if kind != "npu" or "torch_npu" in sys.modules:
+        return kind
+    used = any(each.type == kind and ledger.live_bytes(-1 - i)[1] for i, each in enumerate(DATALESS))
+    return kind if used else "cuda"
 
 
 def _device(kind: str, index: int | None) -> Any:
@@ -123,7 +134,7 @@ def known_device(device: Any) -> Any:
 def accelerator_at(index: int) -> Any:
     """What an index alone means: an estimate's accelerator, an NPU that torch knows by name; None: what torch says."""
     if mode.now.estimate is not None:
-        return known_device(f"{mode.now.accelerator}:{index}")
+        return known_device(f"{meant()}:{index}")
     return npu_device(index) if torch_knows_npu else None
 
 

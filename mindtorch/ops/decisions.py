@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["ELEMENT_WISE", "NAMES", "REDUCING", "ROUTING", "UNSCALE", "asked"]
+__all__ = ["ARITHMETIC", "ELEMENT_WISE", "NAMES", "NUMBERS", "REDUCING", "ROUTING", "UNSCALE", "asked"]
 
 ELEMENT_WISE = frozenset(f"aten::{name}" for name in (
     "isfinite isnan isinf isneginf isposinf eq ne lt le gt ge logical_and logical_or logical_xor logical_not "
@@ -17,11 +17,25 @@ REDUCING = frozenset(f"aten::{name}" for name in "all any sum mean count_nonzero
 ROUTING = frozenset({"aten::topk", "aten::argmax", "aten::max", "aten::multinomial", "aten::sort"})  # max: along a dim
 #: Writes whether there were values that are not finite: there are none.
 UNSCALE = "aten::_amp_foreach_non_finite_check_and_unscale_"
-NAMES = ELEMENT_WISE | REDUCING | ROUTING | {UNSCALE}
+#: Of integers: lengths and positions that follow from what was compared.
+ARITHMETIC = frozenset(f"aten::{name}{where}" for where in ("", "_") for name in (
+    "add sub rsub mul neg abs cumsum clamp clamp_min clamp_max minimum maximum"
+).split())  # fmt: skip
+#: Of single numbers that are no integers, beside those: times and steps of solvers, ratios of norms.
+NUMBERS = ARITHMETIC - {"aten::cumsum", "aten::cumsum_"} | frozenset(f"aten::{name}{where}" for where in ("", "_") for
+    name in "div reciprocal pow sqrt rsqrt square exp".split()) | {"aten::min", "aten::max"}  # fmt: skip
+NAMES = ELEMENT_WISE | REDUCING | ROUTING | ARITHMETIC | NUMBERS | {UNSCALE}
 
 
-def asked(name: str, outs: list[Any]) -> bool:
-    """Is this call one of them? outs: (dtype, …) of each tensor that it makes."""
-    if name not in NAMES or not outs:
+def asked(name: str, made: list[Any]) -> bool:
+    """Is this call one of them? made: (dtype, size, …) of each tensor that it makes or writes."""
+    if name not in NAMES or not made:
         return name == UNSCALE
-    return name != "aten::mul" or outs[0][0] is torch.bool
+    dtype = made[0][0]
+    if name == "aten::mul" and dtype is torch.bool:
+        return True
+    if name not in ARITHMETIC and name not in NUMBERS:
+        return True
+    if dtype.is_floating_point:
+        return name in REDUCING or (name in NUMBERS and made[0][1].numel() == 1)
+    return name in REDUCING or (name in ARITHMETIC and dtype is not torch.bool and not dtype.is_complex)

@@ -18,10 +18,22 @@ from typing import Any
 from ..base import NAME, PACKAGE
 from ..base.errors import LazyTensorError, NoDataError, UnsupportedOperationError, UsageError
 
-__all__ = ["REPORT", "assumption_behind", "is_ours", "is_programs", "is_tool_file", "says_so"]
+__all__ = [
+    "REPORT",
+    "TOOLS",
+    "assumption_behind",
+    "is_of_this_machine",
+    "is_ours",
+    "is_programs",
+    "is_tool_file",
+    "says_so",
+]
 
 #: What is said of an error that we did not mean.
 REPORT = "this is an error of genie's own, not the accelerator's: please report it to its maintainers"
+
+#: What is said where this machine's compilers or libraries are not what a program's kernels need.
+TOOLS = "it builds or loads kernels with this machine's compilers and libraries: that says nothing of the accelerator's"
 
 #: Errors of Python's own: no kernel raises them.
 _PYTHONS = (AttributeError, KeyError, NameError, AssertionError, ArithmeticError, ImportError, BufferError, SystemError)
@@ -71,6 +83,26 @@ def is_programs(error: BaseException) -> bool:
     while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and before not in chain:
         chain.append(before)
     return all(map(_is_programs, chain))
+
+
+def is_of_this_machine(error: BaseException) -> bool:
+    """Whether it, or one behind it, is of what kernels for an accelerator are built or loaded with here: the compilers
+    that `torch.utils.cpp_extension` runs, or the accelerator's own libraries."""
+    return any(map(_lacks, _chain(error)))
+
+
+def _lacks(error: BaseException) -> bool:
+    if isinstance(error, (ImportError, OSError)) and _LIBRARIES.search(str(error)):
+        return True
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code.co_filename.endswith(_BUILDING) for frame, _line in frames)
+
+
+_BUILDING = os.path.join("torch", "utils", "cpp_extension.py")
+_LIBRARIES = re.compile(
+    r"\blib(cuda|cudart|cublas\w*|cudnn\w*|cufft|curand|cusolver|cusparse\w*|nccl|nvrtc\w*|nvToolsExt|nvidia-ml|ascendcl"
+    r"|hccl|torch_cuda|c10_cuda|torch_npu)\b.*: cannot open shared object file"
+)
 
 
 def _is_programs(error: BaseException) -> bool:

@@ -359,3 +359,34 @@ def test_C10_an_assumption_is_named_only_if_the_error_may_come_of_it(here: Path)
     result = genie("--target", "l4", "odd.py")
     assert result.exit_code == 2 and "without quantized tensors" in result.output
     assert "--assume" not in result.output, "no other value would change that"
+
+
+#: Programs that build kernels of their own, or load built ones, where there is no accelerator.
+BUILDING = [
+    "from torch.utils import cpp_extension; cpp_extension.include_paths('cuda')",
+    "from torch.utils import cpp_extension; cpp_extension.load('k', ['k.cu'], build_directory='.')",
+    "from torch.utils import cpp_extension; cpp_extension.CUDAExtension('k', ['k.cu'])",
+    (
+        "try: from torch.utils import cpp_extension; cpp_extension.include_paths('cuda')\n"
+        "except OSError as e: raise RuntimeError('kernels are needed') from e"
+    ),
+    "raise ImportError('libcudart.so.12: cannot open shared object file: No such file or directory')",
+    "import ctypes; ctypes.CDLL('libnvrtc.so.99')",
+]
+
+
+@pytest.mark.parametrize("program", BUILDING)
+def test_C10_what_this_machine_lacks_to_build_kernels_is_not_the_programs_failure(
+    here: Path, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of xLSTM: "the program itself fails", as CUDA_HOME is not set here."""
+    monkeypatch.setattr("torch.utils.cpp_extension.CUDA_HOME", None)
+    (here / "k.cu").write_text("")
+    (here / "kernels.py").write_text(f"import torch\nx = torch.ones(3).cuda() * 2\n{program}\n")
+    result = genie("--target", "l4", "kernels.py")
+    assert result.exit_code == 2 and blame.TOOLS in result.output, result.output
+    assert "may accept this: an estimate cannot tell" in result.output
+    result = CliRunner().invoke(cli, ["profile", "--target", "l4", "kernels.py"], prog_name="genie")
+    assert result.exit_code == 1 and blame.TOOLS in result.stderr
+    on_cpu = genie("--target", "cpu", "kernels.py")
+    assert on_cpu.exit_code == 1 and blame.TOOLS not in on_cpu.output

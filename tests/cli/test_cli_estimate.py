@@ -184,3 +184,13 @@ def test_C4_memory_of_the_host_is_held_against_no_card(here: Path) -> None:
     result = CliRunner().invoke(cli, ["check", "--target", "h100", "host.py"], prog_name="genie")
     assert result.exit_code == 0 and "the memory is the host's" in result.output
     assert "to spare" in genie("--target", "h100", "train.py").output
+
+
+def test_C4_what_a_line_read_is_shown_first_and_last(here: Path) -> None:
+    """It was said of all reads that they were the first one's."""
+    (here / "counts.py").write_text(
+        "import torch\nlength = torch.zeros(1).long().cuda()\nfor _ in range(3):\n"
+        "    length += (torch.rand(4).cuda() < 0.5).sum()\n    print(int(length), int(torch.rand(1).cuda().long()))\n"
+    )
+    result = genie("--target", "l4", "counts.py")
+    assert "4 0\n8 0\n12 0" in result.output and "int = 4 … 0 ×6  counts.py:5" in result.output

@@ -194,3 +194,26 @@ def test_C8_what_is_refused_on_npus_is_refused_in_an_estimate_for_them(
         done = genie(tmp_path, f"{script}model(x)\n{does}", "check", "--target", "910b")
         assert done.returncode == code, (device, done.stdout, done.stderr)
         assert ("on the CPU, got one on" in done.stdout + done.stderr) == bool(code)
+
+
+def test_C4_a_program_that_says_cuda_has_all_of_it_in_one_place_on_an_npu(tmp_path: Path, genie: Forked) -> None:
+    """DataParallel meant ``npu`` by its indices, and so did ``.to(0)``: "expected all tensors on the same device"."""
+    script = """
+import torch
+from torch import nn
+net = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).cuda()
+net = nn.DataParallel(net)
+head = nn.Linear(4, 2).to(0)
+for step in range(2):
+    (head(net(torch.randn(8, 4).cuda())) + torch.ones(2, device=0)).sum().backward()
+print(next(net.parameters()).device, head.weight.device, head(torch.ones(1, 4, device="cuda")).device)
+"""
+    for target in ("910b", "2x910b"):
+        done = genie(tmp_path, script, "profile", "--target", target)
+        assert done.returncode == 0 and "cuda:0 cuda:0 cuda:0" in done.stdout, done.stdout + done.stderr
+        assert (
+            "memory is that of npu" not in done.stdout and "other devices hold" not in done.stdout
+        ) or target != "910b"
+    script = "import torch\nx = torch.ones(2, device='npu').to(0)\nprint(x.device, torch.ones(2, device=0).device)\n"
+    done = genie(tmp_path, script, "profile", "--target", "910b")
+    assert "npu:0 npu:0" in done.stdout

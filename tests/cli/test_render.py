@@ -361,7 +361,7 @@ def test_C2_finding_is_shown_after_the_tables_and_said_once(by, width):
     place = {"file": "/x/train.py", "line": 41, "function": "f", "source": "for x in data:", "module": ""}
     row = {"id": "data-wait", "text": "31 % of the time the model waits for data (train.py:41)", "share": 0.31,
            "of": "time", "seconds": 0.4, "place": place, "try": "num_workers"}  # fmt: skip
-    report = dict(make_report(), findings=[row], waits={"data_s": 0.4, "network_s": 0.4})
+    report = dict(make_report(), findings=[row], waits={"data_s": 0.4, "network_s": 0.4, "workers_s": 0.4})
     text = render(report, View(by=by), width)
     assert max(map(cell_len, (line for line in text.splitlines() if not line.startswith("  genie ")))) <= width
     before, _, after = text.partition("\nFindings\n")

@@ -112,7 +112,9 @@ def test_C4_models_run_unmodified(name: str, grad: bool) -> None:
             result.float().mean().backward()
         reached = [[key for key, p in m.named_parameters() if p.grad is not None] for m in (real, model)]
         assert reached[0] == reached[1]
-    assert known.assumed() == []  # masks and positions come from known inputs
+    assert [
+        row for row in known.assumed() if row["op"] != "topk"
+    ] == []  # of experts; masks and positions come from known inputs
 
 
 @pytest.mark.parametrize("name", GENERATING)
@@ -122,5 +124,6 @@ def test_C4_generation_comes_to_its_end(name: str) -> None:
     out = without_data(name).generate(**inputs(name, "meta", True), **options)
     assert isinstance(out, mindtorch.MetaTensor)
     assert out.shape == (2, 4 if name in ("t5", "bart") else prompt.shape[1] + 3)
-    assert [row["source"] for row in known.assumed()] == ["return bool(unfinished_sequences.max() == 0)"]
-    assert all(row["op"] == "bool" and row["value"] is False and row["calls"] == 2 for row in known.assumed())
+    (row,) = [row for row in known.assumed() if row["op"] != "topk"]  # of experts
+    assert row["source"] == "return bool(unfinished_sequences.max() == 0)"
+    assert row["op"] == "bool" and row["value"] is False and row["calls"] == 2

@@ -1,6 +1,7 @@
 """What runs while a DataLoader makes a batch is data loading: no step of a model, no forward pass."""
 
 import re
+import sys
 import sysconfig
 import time
 from multiprocessing.process import BaseProcess
@@ -18,6 +19,8 @@ from mindtorch.profile import Profiler
 from mindtorch.profile.estimate.estimator import Estimator
 from mindtorch.profile.measure import collect
 from mindtorch.profile.report.recording import of_the_loop
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(0.4)"]
 
 
 class Normalize(nn.Module):
@@ -226,6 +229,25 @@ def test_C2_finding_data_wait_has_the_workers_that_start(monkeypatch):
     assert found["data-wait"]["text"].startswith(f"{waits} % of the time the model waits for data, and for another ")
     assert abs(waits + starts - 100 * found["data-wait"]["share"]) <= 1
     assert Path(found["data-wait"]["place"]["file"]) == Path(__file__)
+
+
+def test_C2_workers_that_end_late_are_told_once(monkeypatch):
+    """Of a loop that is left before its data ends: the header had a wait for child processes, beside the finding."""
+    join = f"import subprocess\ndef join(self, timeout=None):\n    subprocess.run({SLEEP!r}); original(self, timeout)\n"
+    names = {"original": BaseProcess.join}
+    exec(compile(join, str(Path(torch.__file__).parent / "utils" / "data" / "slow.py"), "exec"), names)
+    monkeypatch.setattr(BaseProcess, "join", names["join"])
+    with Profiler(whole=True) as seen:
+        batches = iter(DataLoader(torch.ones(60, 8), batch_size=3, num_workers=1))
+        for _ in range(2):
+            nn.Identity()(next(batches))
+        del batches
+    report = seen.report()
+    assert report["waits"]["workers_s"] >= 0.2 > 0.1 > report["waits"]["children_s"]
+    assert next(row["self_s"] for row in report["ops"] if row["name"] == "(waiting for a DataLoader's workers)") >= 0.2
+    (found,) = (row for row in report["findings"] if row["id"] == "data-wait")
+    assert "the DataLoader starts and ends workers" in found["text"]
+    assert found["seconds"] >= report["waits"]["workers_s"]
 
 
 class Slow(Dataset):

@@ -15,6 +15,7 @@ import typing_extensions
 from torch.utils.checkpoint import checkpoint
 
 from mindtorch._ext import looking
+from mindtorch._ext.labels import IN_BACKWARD, RECOMPUTING
 from mindtorch.profile import Profiler
 from mindtorch.profile.measure import collect
 from mindtorch.profile.measure.collect import describe
@@ -202,6 +203,45 @@ def test_C2_what_checkpoints_compute_again_is_named(record):
         assert label["calls"] == 3 and 0 < report["waits"]["recompute_s"] == label["total_s"]
         backward = next(row["time_s"] for row in report["phases"] if row["name"] == "backward")
         assert label["total_s"] < backward
+
+
+class Checkpoint(torch.autograd.Function):
+    """As programs write their own (guided-diffusion's)."""
+
+    @staticmethod
+    def forward(ctx, function, x):
+        ctx.function, ctx.x = function, x
+        return function(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        with torch.enable_grad():
+            x = ctx.x.detach().requires_grad_()
+            return None, torch.autograd.grad(ctx.function(x), x, grad)[0]
+
+
+class Adjoint(Checkpoint):
+    """As torchdiffeq's: what it calls in backward was not called in forward."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        with torch.enable_grad():
+            for _step in range(3):
+                x = torch.randn(8, 64, requires_grad=True)
+                grad = grad + torch.autograd.grad(ctx.function(x), x, grad)[0]
+            return None, grad
+
+
+@pytest.mark.parametrize(("kind", "calls", "named"), [(Checkpoint, 3, "recompute_s"), (Adjoint, 9, "in_backward_s")])
+def test_C2_what_an_adjoint_calls_in_backward_is_not_computed_again(record, kind, calls, named):
+    """Of torchdiffeq's: "computing forward passes again in backward"."""
+    block, x = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()), torch.ones(8, 64, requires_grad=True)
+    report, _ = record(lambda: [kind.apply(block, x).sum().backward() for _ in range(3)])
+    found = {row["name"]: row for row in report["labels"] if row["name"] in (RECOMPUTING, IN_BACKWARD)}
+    (label,) = found.values()
+    assert label["calls"] == calls and label["name"] == {"recompute_s": RECOMPUTING}.get(named, IN_BACKWARD)
+    assert {name for name in ("recompute_s", "in_backward_s") if report["waits"][name]} == {named}
+    assert report["waits"][named] == label["total_s"]
 
 
 def test_C2_what_comes_before_a_label_is_not_taken_off_it(record, monkeypatch):

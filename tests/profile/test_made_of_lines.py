@@ -295,3 +295,37 @@ def test_L13_dropout_that_drops_nothing_stands_between_no_two_parts_of_a_block(h
 
     row = patterns(how, program)["feed-forward"]
     assert (row["instances"], row["calls"]) == (2, 6)
+
+
+def squared(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """NeRF's img2mse: of two pictures, on the one line."""
+    return torch.mean((x - y) ** 2)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_a_loss_function_that_is_called_twice_is_two_losses(how):
+    """They were one, as they are computed on one line."""
+
+    def program() -> None:
+        model = nn.Linear(3, 8)
+        for _ in range(STEPS):
+            coarse, fine = model(torch.ones(5, 3)).sigmoid().chunk(2, -1)
+            (squared(fine, torch.zeros(5, 4)) + squared(coarse, torch.zeros(5, 4))).backward()
+
+    row = patterns(how, program)["loss"]
+    assert (row["instances"], row["calls"]) == (2, 2 * STEPS)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("grad", [True, False])
+def test_L13_a_loss_of_each_call_is_one_loss(how, grad):
+    def program() -> None:
+        model = nn.Linear(3, 4)
+        for _ in range(STEPS):
+            with torch.set_grad_enabled(grad):
+                losses = [squared(model(torch.ones(5, 3)), torch.zeros(5, 4)) for _ in range(2)]
+            if grad:
+                sum(losses).backward()
+
+    row = patterns(how, program)["loss"]
+    assert (row["instances"], row["calls"]) == (1, 2 * STEPS)

@@ -95,7 +95,7 @@ def _worth_knowing(name: str, random: bool, spec: Any, inputs: list[tuple]) -> i
     made = [o for o, a in zip(outs, alias, strict=True) if a < 0]
     made += [m for m, w in zip(inputs, written, strict=True) if w]
     row = ops.about(name)
-    if ops.decisions.asked(name, outs) and not flags & _intern.VIEW:
+    if ops.decisions.asked(name, outs or made) and not flags & _intern.VIEW:
         return _intern.SMALL | _intern.BLIND  # of any size
     if flags & _intern.VIEW or not made or not all(little(m[0], m[1].numel(), random) for m in made):
         return 0

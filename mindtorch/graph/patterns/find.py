@@ -137,6 +137,7 @@ def find_patterns(
 def _instances(flow: Flow, pattern: Pattern, known: dict[Any, Any], taken: set[int]) -> Iterator[Instance]:
     """Of one pattern; `taken`: nodes that are part of another already, which grows by what this gives."""
     joined: dict[int, tuple[Any, ...]] = {}
+    seen: dict[Any, tuple[int, int]] = {}  # the last ones outside of modules, by place: anchor, how many since a call
     for candidate in pattern.find(flow):
         if isinstance(candidate, tuple):
             node, reason = candidate
@@ -150,6 +151,8 @@ def _instances(flow: Flow, pattern: Pattern, known: dict[Any, Any], taken: set[i
             known[key] = _checked(candidate)
         verified, attributes, refused, undecided = known[key]
         place = _place(flow, candidate)
+        if not (refused or candidate.weights or candidate.joins >= 0 or flow[candidate.anchor].module):
+            place = (*place, _again(flow, candidate.anchor, place, seen))
         if candidate.joins >= 0:
             place = joined.setdefault(candidate.joins, place)
         drawn = {n for node in candidate.nodes for n in flow.noise.get(node, ())}
@@ -177,6 +180,16 @@ def _place(flow: Flow, candidate: Found) -> tuple[Any, ...]:
     if classes and classes[-1] in _ONE_THING:
         return (node.module, None)  # its lines are those of the program that call it
     return (node.module, node.location, *_nth(flow, candidate))
+
+
+def _again(flow: Flow, anchor: int, place: Any, seen: dict[Any, tuple[int, int]]) -> int:
+    """How often the program has come there, outside of modules, since it called one: a function of its own that it
+    calls twice has the line of what it does."""
+    before, times = seen.get(place, (anchor, -1))
+    graph = flow.graph
+    called = any(graph._modules[graph._module[n]].names for n in range(before + 1, anchor) if flow.is_op(n))
+    seen[place] = anchor, 0 if called else times + 1
+    return seen[place][1]
 
 
 def _nth(flow: Flow, candidate: Found) -> Iterable[int]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,15 +18,17 @@ from ..._ext import lazy as _core
 from ...base import sourceline
 from ...base.errors import NoDataError, UsageError
 from ...base.strides import contiguous
+from . import waiting_loops
 
-__all__ = ["MANY", "MOST_ASSUMED", "anything", "assumed", "begin", "full", "instead", "too_large", "value_of"]
+__all__ = [
+    "MOST_ASSUMED", "answer", "anything", "assumed", "begin", "full", "instead", "note", "too_large", "value_of",
+]  # fmt: skip
 
 #: Elements of unknown tensors that are made up for one op: 128 MB of the largest dtype.
 MOST_ASSUMED = 1 << 24
 #: Distinct source lines and ops that are told apart; all others are one row.
 MOST_PLACES = 1000
 _SOLVERS = ("scipy.optimize", "scipy.integrate")  # call the program back until its numbers suit them
-MANY = 10_000  # reads on one line before somebody should know, and a loop be ended
 #: Floats that nobody names a number for, or the smallest that the dtype divides by: below what loops wait for.
 ALMOST_ZERO = 1e-12
 _number: float | None = None
@@ -41,13 +42,14 @@ def begin(number: float | None) -> None:
         raise UsageError(f"[assume] expected a finite number, got {number!r}")
     _number = number
     _assumed.clear()
+    waiting_loops.begin()
 
 
 def assumed() -> list[dict[str, Any]]:
     """What was assumed since `begin`: one row per source line and op, most frequent first.
 
     Of each: file, line, function, source (text of the line), op, shape and dtype of the first tensor there, the value
-    it was taken to be full of, calls, and the package that solves with it, if one does.
+    it was taken to be full of, the last time, too, calls, and the package that solves with it, if one does.
     """
     return sorted((dict(row) for row in _assumed.values()), key=lambda row: -row["calls"])
 
@@ -57,19 +59,30 @@ def anything() -> bool:
     return bool(_assumed)
 
 
-def full(t: torch.Tensor, op: str, note: bool = True, value: Any = None, one: bool = False) -> torch.Tensor:
+def full(t: torch.Tensor, op: str, value: Any = None) -> torch.Tensor:
     """A plain tensor like ``t``, full of the assumption, or of what follows from it; noted as made by the program's
-    current line. one: a single element of it.
-
-    A line that has asked very often is told the opposite once: whatever waits there comes to its end.
-    """
+    current line."""
     dtype, size, stride, _offset, _place = _core.meta_of(_core.get_handle(t))
     value = value_of(dtype) if value is None else value
-    if note and _note(op, size, dtype, value) % MANY == 0:
-        value = not value if dtype is torch.bool else 0 if value else 1
+    _note(op, size, dtype, value)
+    return torch.empty_strided(size, stride or contiguous(size), dtype=dtype, device="cpu").fill_(value)
+
+
+def answer(t: torch.Tensor, op: str, note: bool = True, value: Any = None, one: bool = False) -> torch.Tensor:
+    """The same for what the program, or its next size, depends on: what waits there comes to its end. one: a single
+    element of it."""
+    dtype, size, stride, _offset, _place = _core.meta_of(_core.get_handle(t))
+    value = value_of(dtype) if value is None else value
+    if note:
+        value = waiting_loops.turned(value, dtype, _note(op, size, dtype, value))
     if one:
         return torch.full((), value, dtype=dtype, device="cpu")
     return torch.empty_strided(size, stride or contiguous(size), dtype=dtype, device="cpu").fill_(value)
+
+
+def note(t: torch.Tensor, op: str, value: Any) -> None:
+    """What ``t`` gives is taken for that, at the program's current line."""
+    _note(op, tuple(t.shape), t.dtype, value)
 
 
 def duration(op: str) -> float:
@@ -121,16 +134,12 @@ def _note(op: str, size: Any, dtype: torch.dtype, value: Any) -> int:
             "shape": tuple(size),
             "dtype": str(dtype).removeprefix("torch."),
             "value": value,
+            "last": value,
             "calls": 0,
             "solver": _solver(),
         }
     row["calls"] += 1
-    if row["calls"] == MANY:
-        warnings.warn(
-            f"{file}:{line} has read an unknown value {MANY} times, assumed to be {value!r}: every {MANY}th read "
-            "gives the opposite, so that a loop there ends; --assume sets another value",
-            stacklevel=2,
-        )
+    row["last"] = value
     return int(row["calls"])
 
 

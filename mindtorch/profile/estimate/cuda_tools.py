@@ -14,6 +14,7 @@ import torch
 from ..._ext import ledger
 from ...base.patching import Patch
 from ...devices import mode
+from ...devices.lazy_device import meant
 from ...patch import tensor_types
 from . import assumptions, compiling, kernel_limits
 
@@ -42,7 +43,7 @@ def patches() -> list[Patch]:
         (torch.autograd.profiler, "emit_nvtx", _Marks),
         (torch.profiler.profiler._KinetoProfile, "__init__", _profiler_init),
         (torch.cuda.nccl, "version", lambda: (2, 27, 5)),
-        (_parallel, "_get_available_device_type", lambda: kind),
+        (_parallel, "_get_available_device_type", meant),
         (_parallel, "_get_all_device_indices", lambda: list(range(torch.cuda.device_count()))),
         (_functions, "_get_stream", lambda device: None),  # all work is in program order
         (_parallel, "_check_balance", lambda device_ids: None),

@@ -7,6 +7,7 @@ is known, that of all its elements, however many there are: they come from one n
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,16 +22,16 @@ from ..._ext import lazy as _core
 from ...devices import mode
 from ...engine.record.predict import MOST_KNOWN, little
 from ...ops import about
-from ...ops.decisions import REDUCING, ROUTING
+from ...ops.decisions import ARITHMETIC, NUMBERS, REDUCING, ROUTING
 from . import assumptions
 
 __all__ = [
-    "TO_SPARSE", "balanced", "decide", "elements", "install", "keeps", "lose", "meet", "rows", "uniform", "uniform_of",
+    "TO_SPARSE", "balanced", "decide", "elements", "install", "keeps", "lose", "meet", "read", "rows", "uniform",
+    "uniform_of",
 ]  # fmt: skip
 
 VOCABULARY = 1000  # candidates: so many are tokens, not experts
-_known = WeakIdKeyDictionary()  # results of comparisons with unknown values
-_equal = WeakIdKeyDictionary()  # those of them that say which integers are equal
+_equal = WeakIdKeyDictionary()  # results of comparisons with unknown values that say which integers are equal
 _rows = WeakIdKeyDictionary()  # masks of which a part is unknown: which rows they keep where that part keeps all
 _balanced = False
 
@@ -44,7 +45,6 @@ def balanced(on: bool) -> Iterator[None]:
         yield
     finally:
         _balanced = before
-        _known.clear()
         _equal.clear()
         _rows.clear()
 
@@ -91,7 +91,18 @@ def _with_ones(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 def uniform(t: Any) -> Any:
     """The value of all elements of ``t`` where it came from a comparison with unknown values, else None."""
-    return _known.get(t)
+    return _core.decided(_core.get_handle(t))
+
+
+def read(t: Any) -> Any:
+    """What the program is told of ``t``: as `uniform`, but no number that is not positive: it takes logarithms."""
+    found = uniform(t)
+    return None if isinstance(found, float) and found <= 0 else found
+
+
+def _say(t: Any, value: Any) -> bool:
+    """All elements of ``t`` are taken for ``value``, if it is no part of what is not."""
+    return _core.decide(_core.get_handle(t), value)
 
 
 def keeps(name: str, t: Any) -> Any:
@@ -164,7 +175,7 @@ def _combine(call: int, info: Any, inputs: list[Any], results: list[Any], values
 def _rows_of(t: Any, value: torch.Tensor | None) -> torch.Tensor:
     if (found := _rows.get(t)) is not None or value is not None:
         return value if found is None else found  # type: ignore[return-value]
-    return torch.full(t.shape, bool(_known.get(t)) if t in _equal else True, device="cpu")
+    return torch.full(t.shape, bool(uniform(t)) if t in _equal else True, device="cpu")
 
 
 _COMBINING = frozenset(f"aten::{name}" for name in (
@@ -191,9 +202,8 @@ _COUNTING = frozenset({"aten::bincount", "aten::repeat_interleave", "aten::_uniq
 
 def uniform_of(t: Any, source: Any) -> None:
     """``t`` is a copy of ``source``."""
-    found = _known.get(source)
-    if found is not None:
-        _known[t] = found
+    if (found := uniform(source)) is not None:
+        _say(t, found)
     if source in _equal:
         _equal[t] = True
 
@@ -201,27 +211,36 @@ def uniform_of(t: Any, source: Any) -> None:
 def lose(t: Any) -> None:
     """Something that nobody knows was written to ``t``."""
     _core.lose(_core.get_handle(t))
-    _known.pop(t, None)
     _rows.pop(t, None)
 
 
-def decide(call: int, info: Any, inputs: list[Any], results: list[Any], values: list[Any]) -> None:
-    """Note what the call gives, some of whose ``inputs`` are not known (None in ``values``)."""
+def decide(call: int, info: Any, inputs: list[Any], results: list[Any], values: list[Any]) -> bool:
+    """Note what the call gives, some of whose ``inputs`` are not known (None in ``values``); True: all is noted."""
+    made = results[0] if results else inputs[0]
+    if info.name in NUMBERS and made.dtype.is_floating_point:
+        if all(t.numel() == 1 for t in (made, *inputs)) and (len(inputs) > 1 or info.name not in REDUCING):
+            return _calculate(call, info, inputs, made, values)
+    elif info.name in ARITHMETIC and made.dtype is not torch.bool:
+        return _carry(call, info, inputs, results, values)
+    if results:
+        _decide(call, info, inputs, results, values)
+    return False
+
+
+def _decide(call: int, info: Any, inputs: list[Any], results: list[Any], values: list[Any]) -> None:
     if info.name == "aten::isin":
-        _known[results[0]] = False  # a token that nobody knows is none of the special ones
+        _say(results[0], False)  # a token that nobody knows is none of the special ones
         return
     if info.name in ROUTING and (info.name != "aten::max" or len(results) == 2):
         _route(call, info, inputs, results)
         return
-    if any(isinstance(where, int) for where in info.writes) or (
-        info.name == "aten::mul" and results[0].dtype is not torch.bool
-    ):
+    if any(isinstance(where, int) for where in info.writes):
         return
     if any(t in _equal for t in inputs) or (
         info.name in ("aten::eq", "aten::ne") and not any(t.dtype.is_floating_point for t in inputs)
     ):
         _equal[results[0]] = True
-    found = [_known.get(t) for t in inputs]
+    found = [uniform(t) for t in inputs]
     if info.name in CARRYING and all(f is None for f in found):
         return
     if any(v is not None and not _is_uniform(v) for v in values):
@@ -237,11 +256,48 @@ def decide(call: int, info: Any, inputs: list[Any], results: list[Any], values: 
         numbers.append(torch.full((), number, dtype=dtype, device="cpu"))
     count = inputs[0].numel() // max(results[0].numel(), 1)
     if found == [None] and _is_of_a_token(info, inputs[0], results[0]):
-        _known[results[0]] = info.name == "aten::ne"
+        _say(results[0], info.name == "aten::ne")
     elif info.name in REDUCING:
-        _known[results[0]] = _reduced(info.name, numbers[0].item(), count, results[0].dtype)
+        _say(results[0], _reduced(info.name, numbers[0].item(), count, results[0].dtype))
     else:
-        _known[results[0]] = _on(call, info, numbers).item()
+        _say(results[0], _on(call, info, numbers).item())
+
+
+def _carry(call: int, info: Any, inputs: list[Any], results: list[Any], values: list[Any]) -> bool:
+    """Go on with integers that comparisons with unknown values decided, else a loop that counts by them has no end.
+
+    What comes of them and of one known number is decided, too: True. Beside others, they join the ``values``.
+    """
+    found = [uniform(t) for t in inputs]
+    if any(v is None and f is None for v, f in zip(values, found, strict=True)):
+        return False
+    into = inputs[0] if info.name.endswith("_") else None
+    part = into is not None and values[0] is not None and not _core.is_root(_core.get_handle(into))
+    counts = info.name.startswith("aten::cumsum") and found[0]
+    if not part and not counts and all(v is None or _is_uniform(v) for v in values):
+        numbers = [
+            torch.full((), f, dtype=t.dtype, device="cpu") if v is None else v[(0,) * v.dim()]
+            for t, v, f in zip(inputs, values, found, strict=True)
+        ]
+        value = found[0] if info.name.startswith("aten::cumsum") else _on(call, info, [n.clone() for n in numbers])
+        return _say(results[0] if into is None else into, int(value))
+    if all(little(t.dtype, t.numel()) for t in (*inputs, *results)) and not (into is not None and values[0] is None):
+        for i, t in enumerate(inputs):
+            values[i] = assumptions.full(t, info.name, value=found[i]) if values[i] is None else values[i]
+    return False
+
+
+def _calculate(call: int, info: Any, inputs: list[Any], made: Any, values: list[Any]) -> bool:
+    """Go on with a single number that is no integer: a solver's time, and its step by unknown errors.
+
+    What is not finite, as quotients by what is 0, stays unknown.
+    """
+    numbers = []
+    for t, value in zip(inputs, values, strict=True):
+        found = uniform(t) if value is None else value.item()
+        numbers.append(torch.full((), assumptions.value_of(t.dtype) if found is None else found, dtype=t.dtype))
+    number = _on(call, info, numbers).item()
+    return math.isfinite(number) and _say(made, number)
 
 
 def _is_of_a_token(info: Any, t: Any, result: Any) -> bool:
@@ -300,9 +356,13 @@ def _reduced(name: str, value: Any, count: int, dtype: torch.dtype) -> Any:
     return float(total) if dtype.is_floating_point else int(total)
 
 
+_DISTINCT = frozenset({"aten::topk", "aten::multinomial"})
+
+
 def _route(call: int, info: Any, inputs: list[Any], results: list[Any]) -> None:
     """Choose all of a dimension alike as often, in turn, where routing is balanced; else of a vocabulary the token in
-    the middle: the first ones, and the last, are those that pad and end sequences."""
+    the middle: the first ones, and the last, are those that pad and end sequences. Of few, those that are chosen
+    together are the first ones, each once: experts of a token."""
     chosen = results[-1]
     if chosen.dtype is not torch.int64 or not inputs[0].dim() or not chosen.numel():
         return
@@ -312,10 +372,15 @@ def _route(call: int, info: Any, inputs: list[Any], results: list[Any]) -> None:
     if info.name == "aten::multinomial" or not isinstance(dim, int) or isinstance(dim, bool):
         dim = -1
     length = inputs[0].shape[dim]
-    if not _balanced:
-        if length >= VOCABULARY:
-            _known[chosen] = length // 2
+    if not _balanced and length >= VOCABULARY:
+        _say(chosen, length // 2)
         return
+    together = chosen.shape[dim] if info.name in _DISTINCT and chosen.dim() == inputs[0].dim() else 1
+    if not _balanced and (not 1 < together <= length or chosen.numel() > MOST_KNOWN):
+        return
+    if not _balanced:
+        assumptions.note(chosen, info.name, f"0 … {together - 1}")
+        length = together
     made = torch.arange(chosen.numel(), device="cpu") % max(length, 1)
     if chosen.dim() == inputs[0].dim():  # several of each row
         moved = [n for i, n in enumerate(chosen.shape) if i != dim % chosen.dim()]

@@ -36,7 +36,6 @@ from mindtorch.profile.cost import about
 from mindtorch.profile.cost.collectives import links_of
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.estimate import (
-    assumptions,
     communication,
     compiling,
     data_loading,
@@ -51,6 +50,7 @@ from mindtorch.profile.estimate import (
     scratch,
     sparse_tensors,
     transfers,
+    waiting_loops,
 )
 from mindtorch.profile.estimate.accelerator import Accelerator
 from mindtorch.profile.estimate.distinct_calls import DistinctCalls
@@ -124,6 +124,7 @@ class Estimator(Run):
         self._ops_at: dict[str, Any] = {}  # stage → positions of its ops, see `_find_ops`
         self._marks: list[tuple[str, int]] = []
         self._assumed: list[dict[str, Any]] = []
+        self._waited: list[str] = []  # what is said of loops that unknown values end
         self._recurrent: set[str] = set()  # which kinds of such layers models have on the accelerator
         self._left_alone: dict[str, list[str]] = {}
         self._compiled = 0  # calls of torch.compile
@@ -181,7 +182,7 @@ class Estimator(Run):
         context.forget_loss()
         self.registered.look()
         peak.say_roles(self.registered)
-        self._assumed, self._differ = known.assumed(), draws.differ()
+        self._assumed, self._differ, self._waited = known.assumed(), draws.differ(), list(waiting_loops.said())
         self._left_alone = private_files.left_alone()
         self._compiled = compiling.number()
         self._whole, self._precision = sparse_tensors.counted_whole(), about.precision()
@@ -451,13 +452,7 @@ class Estimator(Run):
         for solver in sorted({row["solver"] for row in self._assumed} - {""}):
             lines = ", ".join(f"{names[row['file']]}:{row['line']}" for row in self._assumed if row["solver"] == solver)
             found.append(f"{solver} got assumed values ({lines}): how often it would call the program is not known")
-        waited = [row for row in self._assumed if row["calls"] >= assumptions.MANY]
-        if waited:
-            lines = ", ".join(f"{names[row['file']]}:{row['line']}" for row in waited[:5])
-            found.append(
-                f"loops may wait for unknown values ({lines}): once in {assumptions.MANY:,} reads, the "
-                "estimate gave the opposite of the assumed value, so that they end"
-            )
+        found.extend(self._waited)
         if self._compiled:
             found.append(
                 f"torch.compile ({counted(self._compiled, 'call')}): FLOPs, bytes and memory are counted op by op, "

@@ -74,11 +74,11 @@ def read(t: torch.Tensor, what: str) -> torch.Tensor:
             size = _core.meta_of(handle)[1]
             if size.numel() > assumptions.MOST_ASSUMED:
                 if what == "numpy":  # one number, as often as asked for
-                    return assumptions.full(t[(0,) * t.dim()], what).expand(size)
+                    return assumptions.answer(t[(0,) * t.dim()], what).expand(size)
                 raise assumptions.too_large(what, size.numel())
             value = torch.empty(size, dtype=t.dtype, device=_CPU)
             if size.numel():
-                value = assumptions.full(t, what, value=deciding.uniform(t))
+                value = assumptions.answer(t, what, value=deciding.read(t))
         return value
 
 
@@ -200,15 +200,15 @@ def _compute(call: int, info: Any, template: tuple, inputs: list[Any], results: 
     deciding.meet(call, info, inputs, results, values)
     made = None
     if any(v is None for v in values):
-        if info.name in ops.decisions.NAMES and results:
-            deciding.decide(call, info, inputs, results, values)
+        if info.name in ops.decisions.NAMES and deciding.decide(call, info, inputs, results, values):
+            return None
         missing = [i for i, v in enumerate(values) if v is None]
         row = ops.about(info.name)
         if row.absorbing is not None and results:
             return _absorb(row.absorbing, results[0], values)
         if missing == [0] and row.blind:
             values[0] = made = _stand_in(inputs[0], bool(info.writes))
-        if made is None:
+        if missing and made is None:
             return _lose(call, info, inputs)
     elif info.name in ops.decisions.NAMES and not (
         all(little(r.dtype, r.numel()) for r in results) and all(v.numel() <= predict.MOST_KNOWN for v in values)
@@ -408,7 +408,7 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
         for i, t in enumerate(inputs):
             if values[i] is None:
                 note = depends and deciding.sizes(info.name, t)
-                values[i] = assumptions.full(t, info.name, note, deciding.keeps(info.name, t), elements < 0)
+                values[i] = assumptions.answer(t, info.name, note, deciding.keeps(info.name, t), elements < 0)
     try:
         return _on_values(info, args, kwargs, inputs, values, written, exact=False)
     except (RuntimeError, NotImplementedError) as error:

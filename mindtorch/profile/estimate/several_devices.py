@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...base.patching import Patch
-from ...devices import mode
+from ...devices.lazy_device import meant
 
 __all__ = ["patches"]
 _data_parallel = importlib.import_module("torch.nn.parallel.data_parallel")
@@ -17,10 +17,9 @@ _torch_device = torch.device
 
 
 def patches() -> list[Patch]:
-    kind = mode.now.accelerator
 
     def place(index: Any) -> Any:
-        return _torch_device(kind, index) if isinstance(index, int) and index >= 0 else index
+        return _torch_device(meant(), index) if isinstance(index, int) and index >= 0 else index
 
     def scatter(tensor: Any, devices: Any = None, chunk_sizes: Any = None, dim: int = 0, *rest: Any) -> Any:
         parts = tensor.chunk(len(devices), dim) if chunk_sizes is None else tensor.split(list(chunk_sizes), dim)

@@ -125,6 +125,10 @@ class Registered:
 
         self._refs[key] = weakref.ref(parameter, gone)
 
+    def made(self) -> frozenset[int]:
+        """Addresses of those that were made within the block, and are alive."""
+        return frozenset(self._made)
+
     def look(self) -> None:
         """Take in those that are alive: it goes through all objects that there are."""
         for parameter in paths.living(torch.nn.Parameter):

@@ -12,6 +12,7 @@ import torch
 
 from mindtorch._ext import context, location
 from mindtorch.engine.semantics import generation, modules, phases
+from mindtorch.engine.semantics.owners import first_parameter
 from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.iterations import Iterations, OneLoop
 from mindtorch.profile.measure.line_watch import LineWatch
@@ -63,6 +64,7 @@ class Run:
         self.frozen_ns = 0
         self._stage = stage
         self._before = ""  # the stage that the last end of an iteration ended, if it did
+        self._transforms: frozenset[int] | None = None  # while none but they were called: the parameters made before
         self._announced = False
         self._told: list[tuple[int, int]] = []  # start and end of the iterations reported, where they are announced
         self._last = 0  # when the program announced something last
@@ -174,16 +176,21 @@ class Run:
             return
         self._loop.note(thread, kind, which, at)
         if kind in ("enter", "call"):
-            if self._stage in ("import", "init"):
+            begins = self._stage in ("import", "init")
+            if begins or self._transforms is not None:
+                begins |= self._is_construction(which, begins)
+            if begins:
                 self._begin_stage("warmup" if self.warmup else "main", at)
             if kind == "call" and loop.calls(which, at):
                 self._iteration_ended(at)
         elif kind == "backward":
+            self._transforms = None
             if self._stage in ("import", "init") and context.trained_in_constructors() > self._in_constructors:
                 self._begin_stage("warmup" if self.warmup else "main", at)  # what trains is no construction
             if loop.trains() and self._stage == "main" and self._before == "warmup":
                 self._stage = "warmup"
         elif kind == "step begins":
+            self._transforms = None
             said = loop.step_begins(which)
             if said == "late":
                 self._iteration_ended(at)
@@ -194,6 +201,22 @@ class Run:
             self.stepped[self._stage] += 1
         elif kind == "step" and loop.step_ends(which, at):
             self._iteration_ended(at)
+
+    def _is_construction(self, which: int, first: bool) -> bool:
+        """Was what came before that call construction after all, though modules without parameters were called in it:
+        transforms of images? So it was if the model was made after them."""
+        path = context.path_root(which)
+        parameter = next((first_parameter(root) for root, of in modules.roots() if of == path), None)
+        if first:
+            self._transforms = self.registered.made() if parameter is None else None
+            return False
+        if parameter is None:
+            return False
+        made, self._transforms = self._transforms or frozenset(), None
+        if id(parameter) in made or self.iterations.ends:
+            return False
+        self._stage = "init"
+        return True
 
     def _tell(self) -> None:
         if self.on_iteration is not None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 
+import torch
+
 from mindtorch.base import children
+from mindtorch.profile.report.recording import WORKERS
 
 #: What is waited for; its number is its place, and where one waits by means of another the last counts.
-FOR = ("", "threads", "the network", "child processes")
-_THREADS, _NETWORK, _CHILDREN = 1, 2, 3
+FOR = ("", "threads", "the network", "child processes", WORKERS)
+_THREADS, _NETWORK, _CHILDREN, _WORKERS = 1, 2, 3, 4
 
 _FUNCTIONS = (
     (_THREADS, "threading.py", "join wait acquire _wait_for_tstate_lock _shutdown"),
@@ -34,4 +37,6 @@ def functions() -> dict[tuple[str, str], int]:
         for what, file, names in _FUNCTIONS
         for name in names.split()
     }
+    for name in ("__init__", "_reset", "_shutdown_workers"):  # to start and to end; batches are waited for in a phase
+        found[os.path.join(os.path.dirname(torch.__file__), "utils", "data", "dataloader.py"), name] = _WORKERS
     return {**found, (children.__file__, "stand_in"): _CHILDREN}  # os.system waits in C, called from there

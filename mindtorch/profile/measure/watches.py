@@ -1,14 +1,18 @@
-"""What a profile is told of torch's own doings meanwhile: compiling, and a profiler that the program starts itself."""
+"""What a profile is told of torch's own doings meanwhile: compiling, a profiler that the program starts itself, and
+buckets that DistributedDataParallel makes in C++."""
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from mindtorch.base.patching import Patches
+from mindtorch._ext.balance import Balance
+from mindtorch.base.patching import Patch, Patches
+from mindtorch.profile.measure.peak import EXCHANGED
 
 
 def compiled_frames() -> int:
@@ -71,3 +75,24 @@ class ProfilerWatch:
             (torch.autograd.profiler, "_prepare_profiler", prepare),
         ])  # fmt: skip
         self.stop = held.undo
+
+
+def of_reducers(balance: Balance) -> list[Patch]:
+    """What has `balance` know that a reducer makes buffers to send: at first, and anew after the first step. Nobody
+    else holds them."""
+    if not torch.distributed.is_available():
+        return []
+    kind: Any = torch.distributed.Reducer
+
+    def noted(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            before, balance.making = balance.making, EXCHANGED
+            try:
+                return original(*args, **kwargs)
+            finally:
+                balance.making = before
+
+        return call
+
+    return [(kind, name, noted(getattr(kind, name))) for name in ("__init__", "_rebuild_buckets")]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from mindtorch._ext import context
-from mindtorch._ext.labels import RECOMPUTING
+from mindtorch._ext.labels import IN_BACKWARD, RECOMPUTING
 from mindtorch.profile.cost import call_shapes
 from mindtorch.profile.report.columns import OPS, PHASES, SHAPES, Sums, sums, values
 from mindtorch.profile.report.detail import detail
@@ -26,7 +26,7 @@ from mindtorch.profile.report.findings import findings
 from mindtorch.profile.report.forecast import Forecast
 from mindtorch.profile.report.lines import line_rows
 from mindtorch.profile.report.made_of import Labels, pattern_rows
-from mindtorch.profile.report.recording import Recording, stage_tables
+from mindtorch.profile.report.recording import WORKERS, Recording, stage_tables
 from mindtorch.profile.report.rows import LOCATION, PHASE, SIG, Row, grouped
 from mindtorch.profile.report.times import quartiles, seconds
 from mindtorch.profile.report.tree import module_rows
@@ -36,7 +36,7 @@ from mindtorch.profile.report.warn import warnings
 #: Of an estimate for a GPU or NPU: what torch gave out, what it got from the device, what the device holds in all.
 DEVICE_PEAKS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_device_bytes")
 _IMPORTS = 10  # packages named
-_WAITED = {"children": "child processes", "threads": "threads", "network": "the network"}
+_WAITED = {"children": "child processes", "threads": "threads", "network": "the network", "workers": WORKERS}
 _LOADING = context.PHASES.index("data")
 
 
@@ -275,10 +275,11 @@ def _labels(seen: Recording) -> list[dict[str, Any]]:
 
 
 def _waits(seen: Recording, labels: list[dict[str, Any]], waits: Counter[str], by_phase: list[Row]) -> dict[str, float]:
-    """Seconds of what is no work of the model: loading data (the phase), running forward passes again in backward."""
+    """Seconds of what is no work of the model: loading data (the phase), what backward calls."""
     return {
         "data_s": sum(row.ns for row in by_phase if row.phase == _LOADING) / 1e9,
         "recompute_s": sum(row["total_s"] for row in labels if row["name"] == RECOMPUTING),
+        "in_backward_s": sum(row["total_s"] for row in labels if row["name"] == IN_BACKWARD),
         "compile_s": seen.compiled_ns / 1e9,
         **{f"{key}_s": waits[what] / 1e9 for key, what in _WAITED.items()},
     }

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 STAGES = ("import", "init", "warmup", "main", "rest")
 
 
+#: Of what is waited for, what a finding on data tells of.
+WORKERS = "a DataLoader's workers"
+
+
 def furthest(stages: Iterable[str]) -> str | None:
     """The one of these that a report is about: a run that called no module, or ended early, has not all of them."""
     return max((stage for stage in stages if stage != STAGES[-1]), key=STAGES.index, default=None)

@@ -20,7 +20,7 @@ from mindtorch.profile.cost.work import Work
 from mindtorch.profile.report import times
 from mindtorch.profile.report.lines import package_of
 from mindtorch.profile.report.looked import BACKWARD, DATA, OPTIMIZER, Looked, Said, percent
-from mindtorch.profile.report.recording import Loaded
+from mindtorch.profile.report.recording import WORKERS, Loaded
 from mindtorch.profile.report.rows import Row
 
 __all__ = ["attention", "data", "first", "float32", "host", "optimizer", "python", "reads"]
@@ -36,7 +36,7 @@ _ON_SCORES = frozenset(f"aten::{name}" for name in (
 _FUSABLE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 _CALLING = 50_000  # ns of Python for one operation, modules and their hooks included, at most
 _NORMS = frozenset({"aten::_foreach_norm", "aten::linalg_vector_norm"})  # of gradients that are clipped
-_STARTS = 100_000_000  # ns that workers of a DataLoader take to start and to end, about
+_STARTS = 10**8  # ns that workers of a DataLoader take to start and to end, about
 _HANDED = 0.1  # of the ops: so many are no odd one of a data set's
 _FEW = 4  # calls of an optimizer's step: so few are no loop over parameters
 
@@ -44,14 +44,14 @@ _FEW = 4  # calls of an optimizer's step: so few are no loop over parameters
 def data(of: Looked) -> Said | None:
     if of.seen.mode != "measured":
         return None
-    mine = [row for row in of.rows if row.phase == DATA]
-    starting = _starting(of)
-    share = of.part(sum(row.ns for row in (*mine, *starting)) / 1e9)
-    part = of.part(sum(row.ns for row in starting) / 1e9)
-    text = f"{percent(share - part)} of the time the model waits for data"
-    if starting:
-        text += f", and for another {percent(part)} the DataLoader starts and ends workers"
-    return Said(text, share, of.heaviest(mine), _load_faster(of.seen.loaded, sum(row.ns for row in mine)))
+    mine, starting = [row for row in of.rows if row.phase == DATA], _starting(of)
+    there, waits = {row.location for row in starting}, of.seen.stages[of.seen.reached].waits.items()
+    spent = [row.ns for row in starting] + [ns for (what, at), ns in waits if what == WORKERS and at not in there]
+    ns = sum(row.ns for row in mine)
+    waited, part = of.part(ns / 1e9), of.part(sum(spent) / 1e9)
+    more = f", and for another {percent(part)} the DataLoader starts and ends workers" if part else ""
+    text = f"{percent(waited)} of the time the model waits for data{more}"
+    return Said(text, waited + part, of.heaviest(mine), _load_faster(of.seen.loaded, ns))
 
 
 def _load_faster(loaded: Loaded | None, ns: int) -> str:

@@ -35,7 +35,8 @@ def module_rows(
     # What came before is the loop's, too: see `build`.
     first_batch = seen.reached == "main" and not (seen.warmup or seen.announced)
     if first_batch and "init" in seen.stages:
-        entries.update(seen.stages["init"].entries)
+        there = {*entries, *rows[:, MODULE].tolist()}
+        entries.update({path: n for path, n in seen.stages["init"].entries.items() if path in there})
     own = {**_own(seen, rows, forecast), "params": parameters.own, "trainable": parameters.own_trainable}
     calls = seen.call_ns
     children, shown = _tree(set(own["ns"]) | set(entries), set(own["params"]))

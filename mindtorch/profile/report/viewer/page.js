@@ -18,7 +18,9 @@ const BUSY = 0.25;  // as in cli/report_header.py
 
 const WAITED = {
   network_s: "waiting for the network", threads_s: "waiting for threads", children_s: "waiting for child processes",
-  recompute_s: "computing forward passes again in backward", data_s: "loading data",
+  workers_s: "waiting for a DataLoader's workers to start and to end",
+  recompute_s: "computing forward passes again in backward", in_backward_s: "calling modules in backward",
+  data_s: "loading data",
 };
 
 // [{kind, value}] of all operations, the largest first: seconds, or FLOPs where nothing has a time.
@@ -49,7 +51,7 @@ function sentence(parts) {
   if (line && line.self_s > 0.05 * totals.time_s) also.push(`${share(line.self_s, totals.time_s)} on one line, ${base(line.file)}:${line.line}`);
   const waits = report.waits || {};
   for (const [key, what] of Object.entries(WAITED)) {
-    if (timed && waits[key] > 0.05 * totals.time_s && !(key === "data_s" && findings.some((row) => row.id === "data-wait"))) also.unshift(`${share(waits[key], totals.time_s)} ${what}`);
+    if (timed && waits[key] > 0.05 * totals.time_s && !((key === "data_s" || key === "workers_s") && findings.some((row) => row.id === "data-wait"))) also.unshift(`${share(waits[key], totals.time_s)} ${what}`);
   }
   const start = text[0].toUpperCase() + text.slice(1);
   return also.length ? `${start} ${also.join("; ").replace(/^./, (c) => c.toUpperCase())}.` : start;
