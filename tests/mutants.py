@@ -9,13 +9,13 @@ than ``--least`` in a hundred were noticed.
 from __future__ import annotations
 
 import argparse
+import compileall
 import contextlib
 import fnmatch
 import io
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -28,15 +28,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported, which every test would do again
 import hypothesis  # noqa: F401
-import pytest
 import torch  # noqa: F401
 
 from .compiling import build
+from .reached import RUNNING, Case, Reached, fails
 
 ROOT = Path(__file__).resolve().parent.parent
 #: What is changed, and the tests that are near it, quick ones first: the first that fits counts.
@@ -148,8 +147,8 @@ NEAREST = {
     "engine/semantics/*": "semantics profile/test_owners.py profile/test_iterations.py",
     "engine/tensor/*": "test_lazy_classes.py test_lazy_tensor.py test_lazy_protocol.py",
 }
-#: Seconds of a processor that a process of tests may take, and seconds until it must have ended.
-LIMIT, PATIENCE = 120, 300
+#: Seconds until a process must have ended that has not said until when its test must.
+PATIENCE = 300
 #: A token, and what stands in its place.
 OTHERS = {
     "<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "+": "-", "-": "+", "//": "*", "&": "|",
@@ -186,16 +185,14 @@ class Mutant(NamedTuple):
     old: str
     new: str
 
-    def apply(self, tree: Path) -> str:
-        """Write the changed file; what it held before."""
+    def apply(self, tree: Path) -> None:
+        """Write the changed file."""
         file = tree / self.path
-        before = file.read_text()
-        lines = before.splitlines(keepends=True)
+        lines = file.read_text().splitlines(keepends=True)
         text = lines[self.line - 1]
         assert text[self.column :].startswith(self.old)
         lines[self.line - 1] = text[: self.column] + self.new + text[self.column + len(self.old) :]
         file.write_text("".join(lines))
-        return before
 
 
 def all_is_well(text: str) -> set[int]:
@@ -257,7 +254,9 @@ def nearest(path: str) -> list[str]:
     """The tests near a file."""
     for patterns, tests in NEAREST.items():
         if any(fnmatch.fnmatch(path.removeprefix("mindtorch/"), pattern) for pattern in patterns.split()):
-            return [f"tests/{name}" for name in tests.split()]
+            found = [ROOT / "tests" / name for name in tests.split()]
+            files = [file for at in found for file in (sorted(at.glob("test_*.py")) if at.is_dir() else [at])]
+            return [str(file.relative_to(ROOT)) for file in files]
     raise SystemExit(f"{path}: no tests are said to be near it")
 
 
@@ -271,6 +270,7 @@ def copied(to: Path) -> Path:
     for source in (to / "_ext").glob("*.pyx"):
         if not any(to.glob(f"_ext/{source.stem}.*.so")):
             raise SystemExit(f"{source.name} is not compiled here: pip install -c constraints.txt -e '.[dev]'")
+    compileall.compile_dir(to / "mindtorch", quiet=2)
     (to / "site").mkdir()
     (to / "site" / "mindtorch").symlink_to("../mindtorch")
     for name in ("_ext", "cli"):
@@ -278,91 +278,91 @@ def copied(to: Path) -> Path:
     return to
 
 
-def compiles(path: str) -> int:
-    """In the tree: compile this module alone. 0 where that works."""
+def compiles(paths: list[str]) -> int:
+    """In the tree: compile these modules alone. 0 where that works."""
     os.environ["GENIE_BUILD"] = "quick"
-    build("build_ext --inplace", [Path(path).stem])
+    build("build_ext --inplace", [Path(path).stem for path in paths])
     return 0
 
 
-class Failed:
-    """A plugin of pytest's that writes down which test failed."""
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            Path("failed").write_text(report.nodeid)
-
-
-def fails(tests: list[str]) -> int:
-    """In the tree: run these tests until one fails. 0 where none does."""
-    os.environ.update(PYTHONPATH=f"{Path.cwd()}/site", PYTHONDONTWRITEBYTECODE="1")
-    sys.modules.pop("tests", None)
-    sys.modules["__main__"] = ModuleType("__main__")  # what a test spawns would begin by importing this file again
-    sys.dont_write_bytecode = True
-    sys.path[:] = [f"{Path.cwd()}/site", *(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT)]
-    quick = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--messages", "400"]
-    return int(pytest.main([*quick, *tests], plugins=[Failed()]))
-
-
-class Trial:
-    """A tree in which mutants are tried, one after another, in forks of a process that has imported torch already."""
+class Tree:
+    """A copy of the tree, in which work is done in forks of a process that has imported torch already."""
 
     def __init__(self) -> None:
         self.folder = tempfile.TemporaryDirectory()
-        self.tree = copied(Path(self.folder.name))
-        self.passed: set[str] = set()
+        self.path = copied(Path(self.folder.name))
 
     def ends_well(self, work: Callable[[Any], int], given: object) -> bool:
-        """Whether this gives 0 in the tree, in a process of its own, in the time that tests are given."""
+        """Whether this gives 0 in the tree, in a process of its own, in the time that it, or its tests, are given."""
+        running = self.path / RUNNING
+        running.unlink(missing_ok=True)
         child = os.fork()
         if not child:
             code = 1
             with contextlib.suppress(BaseException):  # how it ended is all that is asked
                 os.setsid()
-                os.chdir(self.tree)
-                resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT))
+                os.chdir(self.path)
                 for stream in range(3):
                     os.dup2(os.open(os.devnull, os.O_RDWR), stream)
                 code = work(given)
             os._exit(code)
-        until = time.monotonic() + PATIENCE  # of one that waits for ever
+        until = time.monotonic() + PATIENCE
         ended, status = os.waitpid(child, os.WNOHANG)
         while not ended and time.monotonic() < until:
-            time.sleep(0.1)
+            time.sleep(0.02)
             ended, status = os.waitpid(child, os.WNOHANG)
+            if running.exists() and (told := running.read_text()):
+                until = float(told.split()[0])
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)  # and what it has begun
         if not ended:
             os.waitpid(child, 0)
         return bool(ended) and status == 0
 
-    def end_of(self, mutant: Mutant) -> str:
-        """What becomes of it: "killed", "survived", "invalid", or "untold" where tests fail without it, too."""
-        modules = {path: path.read_bytes() for path in self.tree.glob(f"_ext/{Path(mutant.path).stem}.*.so")}
-        before = mutant.apply(self.tree)
-        failed = self.tree / "failed"
-        failed.unlink(missing_ok=True)
+    def compiles(self, paths: list[str]) -> bool:
+        """Whether these modules compile."""
+        return self.ends_well(compiles, paths)
+
+
+class Trial(Tree):
+    """A tree in which mutants are tried, one after another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passed: set[tuple[str, ...]] = set()
+
+    def end_of(self, mutant: Mutant, cases: list[Case]) -> str:
+        """What becomes of it where it meets these cases: "killed", "survived", "unseen" (there are none), "invalid",
+        or "untold" where tests fail without it, too."""
+        modules = {path: path.read_bytes() for path in self.path.glob(f"_ext/{Path(mutant.path).stem}.*.so")}
+        mutant.apply(self.path)
         try:
-            if mutant.path.endswith(".pyx") and not self.ends_well(compiles, mutant.path):
+            if mutant.path.endswith(".pyx") and not self.compiles([mutant.path]):
                 return "invalid"
-            if self.ends_well(fails, nearest(mutant.path)):
+            if not cases:
+                return "unseen"
+            if self.ends_well(fails, cases):
                 return "survived"
         finally:
-            (self.tree / mutant.path).write_text(before)
+            shutil.copy2(ROOT / mutant.path, self.path / mutant.path)  # as old as it was, for what Python has compiled
             if mutant.path.endswith(".pyx"):
                 for path, held in modules.items():
                     path.unlink(missing_ok=True)  # a process may still have it mapped
                     path.write_bytes(held)
-        # One that ended the process, or took too long, names no test: all of them must pass in that time.
-        tests = [failed.read_text()] if failed.exists() else nearest(mutant.path)
-        if failed.exists() or not self.passed.issuperset(tests):
-            if not self.ends_well(fails, tests) and not self.ends_well(fails, tests):
+        running = self.path / RUNNING
+        if not running.exists():
+            return "killed"  # what the cases import fails, which did not when they were looked at
+        last = [case.name for case in cases].index(running.read_text().split(" ", 1)[1])
+        names = tuple(case.name for case in cases[: last + 1])
+        if names not in self.passed:
+            if not any(self.ends_well(fails, cases[: last + 1]) for _ in range(2)):
                 return "untold"
-            self.passed.update(tests)
+            self.passed.add(names)
         return "killed"
 
 
 _trial: Trial
+_reached = Reached(ROOT)
 
 
 def begin() -> None:
@@ -374,7 +374,8 @@ def begin() -> None:
 def end_of(mutant: Mutant) -> tuple[str, float]:
     """What becomes of it, and in how many seconds."""
     begun = time.monotonic()
-    return _trial.end_of(mutant), time.monotonic() - begun
+    cases = _reached.cases(mutant.path, mutant.line, nearest(mutant.path))
+    return _trial.end_of(mutant, cases), time.monotonic() - begun
 
 
 def main() -> int:
@@ -388,11 +389,15 @@ def main() -> int:
     paths = [*(ROOT / "_ext").glob("*.pyx"), *(ROOT / "mindtorch" / "engine").rglob("*.py")]
     names = sorted(str(path.relative_to(ROOT)) for path in paths)
     drawn = [each for name in names if fnmatch.fnmatch(name, asked.only) for each in mutants(name)]
+    lines: dict[str, set[int]] = {}
+    for mutant in drawn:
+        lines.setdefault(mutant.path, set()).add(mutant.line)
     random.Random(asked.seed).shuffle(drawn)
+    _reached.look({path: (rows, nearest(path)) for path, rows in lines.items()}, Tree)
     ends: Counter[str] = Counter()
     with ProcessPoolExecutor(asked.jobs, get_context("fork"), begin) as processes:
         rest = iter(drawn)
-        while asked.sample > (done := ends["killed"] + ends["survived"]):
+        while asked.sample > (done := ends["killed"] + ends["survived"] + ends["unseen"]):
             batch = [mutant for mutant, _ in zip(rest, range(min(asked.sample - done, 4 * asked.jobs)))]
             if not batch:
                 break
@@ -401,7 +406,7 @@ def main() -> int:
                 line = (ROOT / mutant.path).read_text().splitlines()[mutant.line - 1].strip()
                 at = f"{mutant.path}:{mutant.line}:{mutant.column + 1}"
                 print(f"{end:8} {took:4.0f} s {at}: {mutant.old!r} -> {mutant.new!r}: {line}", flush=True)
-    tried = ends["killed"] + ends["survived"]
+    tried = ends["killed"] + ends["survived"] + ends["unseen"]
     share = 100 * ends["killed"] / max(tried, 1)
     print(f"{ends['killed']} of {tried} mutants were noticed, {share:.1f} %; {ends['invalid']} did not compile")
     print(f"{ends['untold']} were killed by tests that failed without them, too, and count for nothing")
