@@ -40,15 +40,18 @@ from .reached import RUNNING, Case, Reached, fails
 ROOT = Path(__file__).resolve().parent.parent
 #: What is changed, and the tests that are near it, quick ones first: the first that fits counts.
 NEAREST = {
-    "_ext/acl*.pyx": "npu/test_binding.py npu/test_aclnn.py npu/test_aclnn_calls.py npu/test_deterministic.py",
-    "_ext/allocator.pyx": "npu/test_allocator.py npu/test_memory.py npu/test_copies.py",
+    "_ext/acl*.pyx": "npu/test_binding.py npu/test_aclnn.py npu/test_aclnn_calls.py npu/test_deterministic.py"
+    " npu/test_unkind.py",
+    "_ext/allocator.pyx": "npu/test_allocator.py npu/test_memory.py npu/test_copies.py npu/test_faults.py npu/test_load.py",
     "_ext/attributes.pyx": "test_lazy_tensor.py test_lazy_plain_programs.py",
-    "_ext/balance.pyx": "profile/test_balance.py profile/test_memory.py profile/test_peak.py profile/test_made_of.py",
-    "_ext/blocks.pyx": "npu/test_memory.py npu/test_copies.py",
+    "_ext/balance.pyx": "profile/test_balance.py profile/test_memory.py profile/test_cuda.py profile/test_peak.py"
+    " profile/test_made_of.py npu/test_profile.py",
+    "_ext/blocks.pyx": "npu/test_memory.py npu/test_copies.py npu/test_faults.py",
     "_ext/collect.pyx": "profile/test_failing_ops.py profile/test_times_apart.py profile/test_nested.py"
     " profile/test_lazy.py profile/test_as_plain.py profile/test_memory.py profile/test_inclusive.py"
     " profile/test_report.py profile/test_lines.py profile/test_peak.py profile/test_compiling.py"
-    " profile/test_surroundings.py profile/test_waiting.py profile/test_looked.py profile/test_waiting_shared.py",
+    " profile/test_surroundings.py profile/test_waiting.py profile/test_looked.py profile/test_waiting_shared.py"
+    " profile/test_api.py npu/test_profile.py",
     "_ext/context.pyx": "ext/test_context_model.py ext/test_context.py semantics profile/test_nested.py",
     "_ext/dispatch.pyx": "ext/test_dispatch.py test_lazy_tensor.py",
     "_ext/divided.pyx": "remote/test_divided.py remote/test_placing.py",
@@ -67,20 +70,21 @@ NEAREST = {
     "_ext/kept_wrappers.pyx": "test_lazy_kept_wrappers.py",
     "_ext/keys.pyx": "test_lazy_function_entries.py test_lazy_products.py test_lazy_floats.py test_lazy_mistakes.py"
     " ext/test_tables.py programs/test_programs.py",
-    "_ext/labels.pyx": "profile/test_inclusive.py profile/test_times_apart.py",
+    "_ext/labels.pyx": "profile/test_inclusive.py profile/test_times_apart.py profile/test_estimate.py",
     "_ext/layout.pyx": "ext/test_shapes_of_each.py ext/test_shapes_nearby.py ext/test_shapes.py"
     " test_lazy_layouts.py test_meta.py programs/test_programs.py",
     "_ext/lazy.pyx": "ext/test_tape.py test_lazy_tensor.py test_limits.py test_incremental.py test_failures.py"
     " estimate/test_known.py programs/test_programs.py",
     "_ext/ledger.pyx": "ext/test_ledger.py profile/test_memory_estimate.py estimate/test_estimating.py"
-    " conformance/test_estimate.py",
+    " conformance/test_estimate.py profile/test_estimate.py",
     "_ext/location.pyx": "ext/test_location.py ext/test_context.py profile/test_lines.py",
-    "_ext/looking.pyx": "profile/test_waiting.py profile/test_lines.py profile/test_data_loading.py",
+    "_ext/looking.pyx": "profile/test_waiting.py profile/test_lines.py profile/test_data_loading.py"
+    " profile/test_iterations.py estimate/test_host_time.py",
     "_ext/op*.pyx": "profile/test_report.py",
     "_ext/overlap.pyx": "test_lazy_overlap.py",
     "_ext/paths.pyx": "ext/test_context.py ext/test_context_model.py semantics profile/test_owners.py",
     "_ext/pool.pyx": "npu/test_binding.py npu/test_streams.py npu/test_events.py npu/test_memory.py"
-    " npu/test_failing_calls.py npu/test_cann_releases.py",
+    " npu/test_failing_calls.py npu/test_cann_releases.py npu/test_unkind.py npu/test_load.py",
     "_ext/registry.pyx": "test_lazy_operators.py test_lazy_surroundings.py",
     "_ext/replay.pyx": "test_execute.py test_lazy_autograd_writes.py test_failures.py test_cache.py test_passes.py"
     " programs/test_programs.py",
@@ -88,11 +92,11 @@ NEAREST = {
     "_ext/sampler.pyx": "profile/test_waiting.py profile/test_lines.py",
     "_ext/signals.pyx": "test_signals.py",
     "_ext/standin.pyx": "ext/test_standin.py test_lazy_surroundings.py",
-    "_ext/streams.pyx": "npu/test_streams.py npu/test_events.py",
+    "_ext/streams.pyx": "npu/test_streams.py npu/test_events.py npu/test_compat.py",
     "_ext/tape.pyx": "ext/test_tape.py test_execute.py test_incremental.py test_failures.py ext/test_tables.py"
     " programs/test_programs.py",
     "_ext/template.pyx": "ext/test_tables.py test_lazy_products.py test_lazy_tensor.py programs/test_programs.py",
-    "_ext/timeline.pyx": "profile/test_times_apart.py profile/test_lazy.py profile/test_report.py",
+    "_ext/timeline.pyx": "profile/test_rows.py profile/test_times_apart.py profile/test_lazy.py profile/test_report.py",
     "_ext/view_chains.pyx": "test_lazy_view_chains.py",
     "_ext/*.pyx": "ext/test_shapes_numbers.py ext/test_shapes_of_each.py ext/test_shapes_nearby.py ext/test_shapes.py"
     " test_meta.py",
@@ -173,6 +177,7 @@ MAY_RAISE = re.compile(
 
 
 #: What a function in C hashes: of equal keys it must be equal, and whatever else it is, the tables find them.
+MIXES = re.compile(r"\*=? *(<\w+> ?)?0x[0-9A-F]{16}")
 HASHES = re.compile(r"^( *)cdef (?:inline )?uint\d+_t \w*hash\([^\n]*:\n((?:\1 .*\n|\n)*)", re.M)
 
 
@@ -232,7 +237,7 @@ def mutants(path: str) -> Iterator[Mutant]:
         declares |= token.string == "|" and re.search(r"\| None\b|^(async )?def |->", line) is not None
         declares |= (two_before, before) == ("strict", "=")
         declares |= any(at.start() <= token.start[1] < at.end() for p in (CAST, RAISES) for at in p.finditer(whole))
-        declares |= token.start[0] in hashes
+        declares |= token.start[0] in hashes or (MIXES.search(whole) is not None and token.string != "&")
         new = None
         if token.type == tokenize.NUMBER and token.string.isdigit():
             declares |= token.start[0] in unread
