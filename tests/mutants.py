@@ -42,7 +42,8 @@ ROOT = Path(__file__).resolve().parent.parent
 NEAREST = {
     "_ext/acl*.pyx": "npu/test_binding.py npu/test_aclnn.py npu/test_aclnn_calls.py npu/test_deterministic.py"
     " npu/test_unkind.py",
-    "_ext/allocator.pyx": "npu/test_allocator.py npu/test_memory.py npu/test_copies.py npu/test_faults.py npu/test_load.py",
+    "_ext/allocator.pyx": "npu/test_allocator.py npu/test_memory.py npu/test_copies.py npu/test_faults.py"
+    " npu/test_load.py",
     "_ext/attributes.pyx": "test_lazy_tensor.py test_lazy_plain_programs.py",
     "_ext/balance.pyx": "profile/test_balance.py profile/test_memory.py profile/test_cuda.py profile/test_peak.py"
     " profile/test_made_of.py npu/test_profile.py",
@@ -174,11 +175,14 @@ RAISES = re.compile(r"\bexcept\s?\??\s?-?\s?\d+( nogil)?:$")
 MAY_RAISE = re.compile(
     r"^( *)cdef (inline )?int [^\n]*(?:\n[^\n]*[^:\n])*?\) except -1( nogil)?:\n((?:\1 .*\n|\n)*)", re.M
 )
-
-
+#: `a - b if a > b else 0`, `a if a < b else b`: the same where both are equal, whatever is asked.
+EITHER = re.compile(
+    r"([\w.]+) - ([\w.]+) if (\1 >=? \2|\2 <=? \1) else 0\b|([\w.]+) if \4 [<>]=? ([\w.]+) else \5(?![\w.(\[])"
+    r"|([\w.]+) if ([\w.]+) [<>]=? \6 else \7(?![\w.(\[])"
+)
 #: What a function in C hashes: of equal keys it must be equal, and whatever else it is, the tables find them.
 MIXES = re.compile(r"\*=? *(<\w+> ?)?0x[0-9A-F]{16}")
-HASHES = re.compile(r"^( *)cdef (?:inline )?uint\d+_t \w*hash\([^\n]*:\n((?:\1 .*\n|\n)*)", re.M)
+HASHES = re.compile(r"^( *)cdef (?:inline )?uint\d+_t \w*hash\w*\([^\n]*:\n((?:\1 .*\n|\n)*)", re.M)
 
 
 class Mutant(NamedTuple):
@@ -236,7 +240,8 @@ def mutants(path: str) -> Iterator[Mutant]:
         declares = line.startswith(("cdef extern", "ctypedef", "from ", "import ", "@", "cimport", "__all__"))
         declares |= token.string == "|" and re.search(r"\| None\b|^(async )?def |->", line) is not None
         declares |= (two_before, before) == ("strict", "=")
-        declares |= any(at.start() <= token.start[1] < at.end() for p in (CAST, RAISES) for at in p.finditer(whole))
+        known = (CAST, RAISES, EITHER) if token.string[:1] in ("<", ">") else (CAST, RAISES)
+        declares |= any(at.start() <= token.start[1] < at.end() for p in known for at in p.finditer(whole))
         declares |= token.start[0] in hashes or (MIXES.search(whole) is not None and token.string != "&")
         new = None
         if token.type == tokenize.NUMBER and token.string.isdigit():
