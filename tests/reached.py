@@ -178,7 +178,7 @@ class Trying:
 
 def run(tests: Collection[str], plugin: object, *options: str) -> int:
     """In the tree: run these tests, as pytest does; what it gives."""
-    os.environ.update(PYTHONPATH=f"{Path.cwd()}/site", PYTHONDONTWRITEBYTECODE="1")
+    os.environ.update(PYTHONPATH=f"{Path.cwd()}/site", PYTHONDONTWRITEBYTECODE="1", ACL_TEST_FOLDER=str(Path.cwd()))
     here = Path(__file__).resolve().parent.parent
     sys.modules.pop("tests", None)
     sys.modules["__main__"] = ModuleType("__main__")  # what a test spawns would begin by importing this file again
