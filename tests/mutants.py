@@ -58,7 +58,7 @@ NEAREST = {
     "_ext/context.pyx": "ext/test_context_model.py ext/test_context.py semantics profile/test_nested.py",
     "_ext/dispatch.pyx": "ext/test_dispatch.py test_lazy_tensor.py",
     "_ext/divided.pyx": "remote/test_divided.py remote/test_placing.py",
-    "_ext/encoder.pyx": "remote/test_wire.py remote/test_messages.py remote/test_operators.py",
+    "_ext/encoder.pyx": "remote/test_wire.py remote/test_messages.py remote/test_loopback.py remote/test_operators.py",
     "_ext/forms.pyx": "test_passes.py test_segment_hooks.py test_cache.py programs/test_passes.py",
     "_ext/frames.pyx": "remote/test_pipe.py remote/test_slow_network.py",
     "_ext/function_entries.pyx": "test_lazy_function_entries.py test_lazy_methods.py",
@@ -100,7 +100,8 @@ NEAREST = {
     "_ext/streams.pyx": "npu/test_streams.py npu/test_events.py npu/test_compat.py",
     "_ext/tape.pyx": "ext/test_tape.py test_execute.py test_incremental.py test_failures.py ext/test_tables.py"
     " programs/test_programs.py",
-    "_ext/template.pyx": "ext/test_tables.py test_lazy_products.py test_lazy_tensor.py programs/test_programs.py",
+    "_ext/template.pyx": "ext/test_tables.py test_lazy_products.py test_lazy_tensor.py remote/test_loopback.py"
+    " programs/test_programs.py",
     "_ext/timeline.pyx": "profile/test_rows.py profile/test_times_apart.py profile/test_lazy.py profile/test_report.py",
     "_ext/view_chains.pyx": "test_lazy_view_chains.py",
     "_ext/*.pyx": "ext/test_shapes_numbers.py ext/test_shapes_of_each.py ext/test_shapes_nearby.py ext/test_shapes.py"
@@ -129,7 +130,8 @@ NEAREST = {
     "engine/record/meeting.py": "test_lazy_meeting.py cli/test_cli_run_devices.py",
     "engine/record/intercept.py": "test_lazy_function_entries.py test_lazy_meeting.py test_lazy_tensor.py"
     " test_lazy_transforms.py test_lazy_operators.py test_lazy_modes.py test_lazy_modules.py",
-    "engine/record/meta.py": "test_meta.py estimate/test_type_as.py",
+    "engine/record/meta.py": "test_meta.py estimate/test_type_as.py estimate/test_old_constructors.py"
+    " estimate/test_accelerator.py",
     "engine/record/mixing.py engine/record/placed.py": "test_lazy_joined.py test_lazy_sparse.py"
     " conformance/test_mixing.py test_lazy_mistakes.py test_lazy_transforms.py test_lazy_devices.py",
     "engine/record/lists.py": "remote/test_placing.py remote/test_spread.py",
