@@ -97,7 +97,7 @@ NEAREST = {
     "_ext/sampler.pyx": "profile/test_waiting.py profile/test_lines.py",
     "_ext/signals.pyx": "test_signals.py",
     "_ext/standin.pyx": "ext/test_standin.py test_lazy_surroundings.py",
-    "_ext/streams.pyx": "npu/test_streams.py npu/test_events.py npu/test_compat.py",
+    "_ext/streams.pyx": "npu/test_streams.py npu/test_events.py npu/test_compat.py npu/test_binding.py",
     "_ext/tape.pyx": "ext/test_tape.py test_execute.py test_incremental.py test_failures.py ext/test_tables.py"
     " programs/test_programs.py",
     "_ext/template.pyx": "ext/test_tables.py test_lazy_products.py test_lazy_tensor.py remote/test_loopback.py"
