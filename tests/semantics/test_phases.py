@@ -456,3 +456,28 @@ def test_L12_a_profile_is_told_of_each_change_of_phase_which_is_of_no_module():
     first = names.index("optimizer")
     assert names[first : first + 5] == ["optimizer", "other", "backward", "other", "optimizer"]
     assert names.count("data") == 2 and {module for module, _ in changes} == {0}
+
+
+def test_C1_profiles_are_told_until_they_end_in_whatever_order_and_sixteen_at_most():
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    first, second, third = seen = [Profiler(whole=True) for _ in range(3)]
+    for profiler in seen:
+        profiler.__enter__()
+    first.__exit__(None, None, None)
+    optimizer.step()
+    third.__exit__(None, None, None)
+    optimizer.step()
+    second.__exit__(None, None, None)
+    told = []
+    for profiler in seen:
+        events = [profiler.collector.event(i) for i in range(profiler.collector.event_count())]
+        told.append([context.phase_name(event[6]) for event in events if event[0] == timeline.PHASE])
+    assert told == [[], ["optimizer", "other"] * 2, ["optimizer", "other"]]
+
+    with contextlib.ExitStack() as entered:
+        for _ in range(16):
+            entered.enter_context(Profiler(whole=True))
+        with pytest.raises(RuntimeError, match="at most 16 profiles within each other"):
+            Profiler(whole=True).__enter__()
