@@ -74,7 +74,7 @@ NEAREST = {
     "_ext/interpreter.pyx": "ext/test_interpreter.py ext/test_context.py",
     "_ext/kept_wrappers.pyx": "test_lazy_kept_wrappers.py",
     "_ext/keys.pyx": "test_lazy_function_entries.py test_lazy_products.py test_lazy_floats.py test_lazy_mistakes.py"
-    " ext/test_tables.py programs/test_programs.py test_meta.py test_lazy_transforms.py",
+    " ext/test_tables.py programs/test_programs.py test_meta.py test_lazy_transforms.py test_lazy_protocol.py",
     "_ext/labels.pyx": "profile/test_inclusive.py profile/test_times_apart.py profile/test_estimate.py",
     "_ext/layout.pyx": "ext/test_shapes_of_each.py ext/test_shapes_nearby.py ext/test_shapes.py test_lazy_layouts.py"
     " test_meta.py programs/test_programs.py",
