@@ -113,7 +113,7 @@ NEAREST = {
     "engine/execute/pace.py": "test_pace.py",
     "engine/execute/between.py engine/execute/wrapping.py": "test_segment_hooks.py remote/test_changing.py",
     "engine/execute/tensors.py": "test_lazy_tensor.py test_lazy_methods.py test_lazy_modules.py test_lazy_storage.py"
-    " test_lazy_transforms.py test_lazy_sparse.py remote/test_loopback.py",
+    " test_lazy_transforms.py test_lazy_sparse.py remote/test_loopback.py estimate/test_loading.py",
     "engine/execute/mapped_files.py": "remote/test_files.py test_lazy_safetensors.py",
     "engine/execute/local.py": "test_pace.py test_execute.py test_incremental.py test_failures.py test_limits.py"
     " programs/test_programs.py",

@@ -256,6 +256,12 @@ def test_L13_a_graph_refuses_what_might_show() -> None:
     del y, z
     assert {"aten::exp", "aten::mul", "aten::add_"} <= refused
     assert accepted == {("aten::relu", "aten::exp")}  # of the same sizes, and neither is written or the program's
+    with using(Bold(), after=1):
+        drawn, spread = torch.bernoulli(x * 0.5) + 1, sum(torch.var_mean(x.neg()))
+        mindtorch.flush("test")
+    del drawn, spread
+    assert {"aten::bernoulli", "aten::var_mean"} <= refused
+    assert not {"aten::bernoulli", "aten::var_mean"} & {op for op, _ in accepted}, "one draws, one gives two tensors"
 
 
 def test_L13_what_is_shared_with_numpy_is_not_overwritten() -> None:
