@@ -46,7 +46,7 @@ NEAREST = {
     " npu/test_unkind.py",
     "_ext/allocator.pyx": "npu/test_allocator.py npu/test_memory.py npu/test_copies.py npu/test_faults.py"
     " npu/test_load.py",
-    "_ext/attributes.pyx": "test_lazy_tensor.py test_lazy_plain_programs.py",
+    "_ext/attributes.pyx": "test_lazy_tensor.py test_lazy_plain_programs.py estimate/test_accelerator.py",
     "_ext/balance.pyx": "profile/test_balance.py profile/test_memory.py profile/test_cuda.py profile/test_peak.py"
     " profile/test_made_of.py npu/test_profile.py",
     "_ext/blocks.pyx": "npu/test_memory.py npu/test_copies.py npu/test_faults.py",
@@ -70,7 +70,7 @@ NEAREST = {
     " test_lazy_autograd_writes.py test_lazy_mistakes.py test_lazy_eager.py programs/test_programs.py"
     " estimate/test_as_written.py",
     "_ext/in_flight.pyx": "npu/test_failing_calls.py",
-    "_ext/intern.pyx": "ext/test_tape.py ext/test_tables.py test_lazy_tensor.py programs/test_programs.py",
+    "_ext/intern.pyx": "ext/test_tape.py ext/test_tables.py test_execute.py test_lazy_tensor.py programs/test_programs.py",
     "_ext/interpreter.pyx": "ext/test_interpreter.py ext/test_context.py",
     "_ext/kept_wrappers.pyx": "test_lazy_kept_wrappers.py",
     "_ext/keys.pyx": "test_lazy_function_entries.py test_lazy_products.py test_lazy_floats.py test_lazy_mistakes.py"

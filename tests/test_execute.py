@@ -322,3 +322,26 @@ def test_R1_segments_of_many_inputs_and_outputs(same_as_eager: Callable[..., Non
         return joined, torch.stack(list(pieces[:200])), torch.meshgrid(*parts[:3], indexing="ij")
 
     same_as_eager(program)
+
+
+def test_L3_a_layout_that_was_not_predicted_is_told_from_the_next_call_on() -> None:
+    library, turned = torch.library.Library("lazylayout", "DEF"), False
+    try:
+        library.define("either(Tensor x) -> Tensor")
+        library.impl("either", lambda x: (x + 1).t().contiguous().t() if turned else x + 1, "CPU")
+        library.impl("either", lambda x: torch.empty(x.shape, dtype=x.dtype, device="meta"), "Meta")
+        either = torch.ops.lazylayout.either
+        plain = torch.arange(6.0).reshape(2, 3)
+        x = plain.to(LAZY)
+        promised = [either(x) for _ in range(2)]
+        turned = True
+        for y in promised:
+            assert y.stride() == (3, 1)
+            assert y.tolist() == (plain + 1).tolist()
+            assert y.stride() == y.cpu().stride() == (3, 1), "as the program was told"
+        for _ in range(3):
+            y = either(x)
+            assert y.stride() == (1, 2)
+            assert y.tolist() == (plain + 1).tolist() and y.cpu().stride() == (1, 2)
+    finally:
+        library._destroy()
