@@ -70,7 +70,8 @@ NEAREST = {
     " test_lazy_autograd_writes.py test_lazy_mistakes.py test_lazy_eager.py programs/test_programs.py"
     " estimate/test_as_written.py",
     "_ext/in_flight.pyx": "npu/test_failing_calls.py",
-    "_ext/intern.pyx": "ext/test_tape.py ext/test_tables.py test_execute.py test_lazy_tensor.py programs/test_programs.py",
+    "_ext/intern.pyx": "ext/test_tape.py ext/test_tables.py test_execute.py test_lazy_tensor.py"
+    " programs/test_programs.py",
     "_ext/interpreter.pyx": "ext/test_interpreter.py ext/test_context.py",
     "_ext/kept_wrappers.pyx": "test_lazy_kept_wrappers.py",
     "_ext/keys.pyx": "test_lazy_function_entries.py test_lazy_products.py test_lazy_floats.py test_lazy_mistakes.py"
