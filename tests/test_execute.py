@@ -345,3 +345,20 @@ def test_L3_a_layout_that_was_not_predicted_is_told_from_the_next_call_on() -> N
             assert y.tolist() == (plain + 1).tolist() and y.cpu().stride() == (1, 2)
     finally:
         library._destroy()
+
+
+@pytest.mark.parametrize(
+    "given", [lambda x: x.double(), lambda x: x[:1].clone(), lambda x: None], ids=["dtype", "sizes", "nothing"]
+)
+def test_L9_a_kernel_that_gives_what_was_not_predicted_is_named(given: Callable[[torch.Tensor], Any]) -> None:
+    library, changed = torch.library.Library("lazylayout", "DEF"), False
+    try:
+        library.define("other(Tensor x) -> Tensor")
+        library.impl("other", lambda x: given(x) if changed else x + 1, "CPU")
+        library.impl("other", lambda x: torch.empty(x.shape, dtype=x.dtype, device="meta"), "Meta")
+        y = torch.ops.lazylayout.other(torch.ones(2, 3).to(LAZY))
+        changed = True
+        with pytest.raises(mindtorch.MaterializationError, match=r"lazylayout::other.*predicted .*, the kernel gave"):
+            y.tolist()
+    finally:
+        library._destroy()

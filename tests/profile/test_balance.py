@@ -114,6 +114,15 @@ def test_C2_from_the_first_tensor_on_a_card_its_memory_is_counted_alone_in_steps
     assert balance.live_bytes == 1024 and held(balance) == [0, 512, 512, 1024]
 
 
+def test_C2_the_bytes_of_an_op_are_those_of_all_its_results() -> None:
+    x = torch.ones(10)
+    with Profiler(whole=True) as seen:
+        parts = torch.split_copy(x, 4), torch.var_mean(x)
+        names = {sig: op.name for sig, op in enumerate(seen.collector.sig_ops) if op is not None}
+        made = {names[row[0]]: row[6] for row in seen.collector.take_rows() if row[0]}
+    assert made == {"aten::split_copy": 40, "aten::var_mean": 8} and len(parts[0]) == 3
+
+
 def test_C2_the_peaks_are_those_from_the_first_tensor_on_a_card_on() -> None:
     card = OnCard(100)
     with Profiler() as seen:
