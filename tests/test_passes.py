@@ -16,7 +16,7 @@ import mindtorch
 from mindtorch._ext.forms import Form, Forms
 from mindtorch.base import torch_facts
 from mindtorch.engine import passes
-from mindtorch.engine.passes import Pass, SegmentGraph, Unproven
+from mindtorch.engine.passes import Pass, SegmentGraph, Unproven, common
 
 LAZY = "remote_accelerator:0"
 pytestmark = pytest.mark.only_on("local", reason="passes are the executor's own")
@@ -223,6 +223,18 @@ def test_L13_a_pass_that_fails_is_left_out() -> None:
             program()
         program()
         assert passes.counts()[0][IN_PLACE] >= before + 2 and "broken" not in passes.counts()[0]
+
+
+def test_L13_what_is_large_is_not_kept_for_a_call_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(x: Tensor) -> list[Tensor]:
+        sums = [x.exp().sum(), x.exp().sum()]  # the first result is needed no more when the second is made
+        return [*sums, x.neg() * x.neg()]
+
+    assert changed(CSE, program) == 2  # of what the program has, nothing is shared
+    monkeypatch.setattr(common, "MOST_BYTES", 47)
+    assert changed(CSE, program, torch.linspace(-1, 1, 12)) == 1
+    monkeypatch.setattr(common, "MOST_BYTES", 48)
+    assert changed(CSE, program, torch.linspace(-1, 1, 12).reshape(2, 6)) == 2
 
 
 def test_L13_what_is_no_pass_is_refused() -> None:
