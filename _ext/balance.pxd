@@ -25,7 +25,6 @@ cdef enum:                                     # where storages are
 
 cdef class Balance:
     cdef uint64_t live                         # bytes on the host, until there is a tensor on a GPU or NPU: then there
-    cdef uint64_t aside                        # what the host holds beside
     cdef readonly uint8_t where                # what `live` is of
     cdef uint64_t *peaks                       # by module id
     cdef uint32_t cap

@@ -61,7 +61,6 @@ cdef class HeldStorage:
         if b.log is not None:
             b.ends(self.life(b.log.n))
         if self.where != b.where:
-            b.aside -= self.nbytes
             return
         b.live -= self.nbytes
         if self.born <= b.born_by_peak:
@@ -176,8 +175,6 @@ cdef class Balance:
         self.births += 1
         if block.where == self.where:
             self.live += block.nbytes
-        else:
-            self.aside += block.nbytes
         return nbytes
 
     cdef int64_t hold_parts(self, tensor, const Maker *maker, Timeline here) except -1:
@@ -217,7 +214,6 @@ cdef class Balance:
     cdef void only(self, uint8_t where) noexcept:
         """The first tensor on CUDA or an NPU: from here on, that memory is asked for, as its allocator counts it."""
         self.where = where
-        self.aside = self.live
         self.live = 0
         self.restart()
 

@@ -622,9 +622,7 @@ cdef class Collector:
     cdef void note_place(self, object out, tuple args):
         """Where the tensors of an op are: plain torch's devices, or ours."""
         cdef Handle h
-        while type(out) is tuple or type(out) is list:
-            if not out:
-                break
+        while (type(out) is tuple or type(out) is list) and out:
             out = out[0]
         h = handle_of(out)
         if h is None and args:                 # reads and in-place lists of lazy tensors

@@ -25,7 +25,6 @@ cdef class Step:
     cdef uint32_t *places        # position, input; for each input that it takes
     cdef uint32_t n_args, n_keywords, n_places
     cdef readonly uint32_t same
-    cdef readonly int spent      # the input that it overwrites, which nothing else may need; -1: none
     cdef object run(self, PyObject **inputs)
 
 

@@ -6,14 +6,12 @@ from mindtorch._ext.tape import Tape
 @final
 class Step:
     same: int
-    spent: int
     def __new__(
         cls,
         call: Callable[..., Any] | None,
         args: tuple[Any, ...] = ...,
         kwargs: dict[str, Any] | None = ...,
         inputs: tuple[tuple[int, int], ...] = ...,
-        spent: int = ...,
         same: int = ...,
     ) -> Step: ...
 

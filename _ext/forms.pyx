@@ -25,7 +25,7 @@ cdef enum:
 
 @cython.final
 cdef class Step:
-    def __cinit__(self, call, tuple args=(), dict kwargs=None, tuple inputs=(), int spent=-1, uint32_t same=0):
+    def __cinit__(self, call, tuple args=(), dict kwargs=None, tuple inputs=(), uint32_t same=0):
         """call(*args, **kwargs), where the `inputs` are put in: (position among both, number of the input) each. A
         record has floats of its own after its inputs.
 
@@ -33,7 +33,7 @@ cdef class Step:
         """
         cdef Py_ssize_t k
         kwargs = kwargs or {}
-        self.call, self.spent, self.same = call, spent, same
+        self.call, self.same = call, same
         self.names = tuple(kwargs) or None
         self.held = [*args, *kwargs.values()]
         self.n_args, self.n_keywords = len(args), len(kwargs)

@@ -33,7 +33,7 @@ cdef class Segment:
     cdef Segment _part(self)
     cdef object _call(self, Record *r, SigS *s)
     cdef void _note_fresh(self, Record *r, SigS *s) noexcept
-    cdef PyObject *_step(self, Form form, Record *r, SigS *s) noexcept
+    cdef PyObject *_step(self, Form form, SigS *s) noexcept
     cdef object _share(self, Step step, Record *r, SigS *s)
     cdef void _keep(self, Form form) noexcept
     cdef void _let_go(self, Form form, size_t until) noexcept

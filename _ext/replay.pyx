@@ -259,7 +259,7 @@ cdef class Segment:
                         numbers = floats_at(rec_floats(r, s), n_floats)
                         for k in range(n_floats):
                             inputs[s.n_in + k] = <PyObject *>PyTuple_GET_ITEM(numbers, k)
-                    step = self._step(form, r, s) if form is not None else NULL
+                    step = self._step(form, s) if form is not None else NULL
                     if not step:
                         result = _invoke(s, self._call(r, s), inputs, device)
                     elif (<Step>step).call is not None:
@@ -365,21 +365,15 @@ cdef class Segment:
             if i < self.n_fresh and sig_alias(s)[k] == 0xFFFF and not self.tape.slot(i).handles:
                 self.fresh[i >> 3] |= 1 << (i & 7)
 
-    cdef PyObject *_step(self, Form form, Record *r, SigS *s) noexcept:
+    cdef PyObject *_step(self, Form form, SigS *s) noexcept:
         """What is run in place of the record that comes next; NULL: what was recorded."""
         cdef PyObject *step = form.steps[self.done]
         cdef Slot *slot
-        cdef uint32_t i
         if not step or not s.flags & SIG_VERIFIED:
             return NULL
         if (<Step>step).call is None:
             slot = self.tape.slot(<uint32_t>self.slots.data[(<Step>step).same])
             return NULL if slot.flags & (SLOT_FAILED | SLOT_PENDING) else step
-        if (<Step>step).spent >= 0:
-            i = rec_ins(r)[(<Step>step).spent]
-            slot = self.tape.slot(i)
-            if slot.handles or slot.users != 1 or slot.root != i:
-                return NULL
         return step
 
     cdef object _share(self, Step step, Record *r, SigS *s):

@@ -322,3 +322,43 @@ def test_R1_segments_of_many_inputs_and_outputs(same_as_eager: Callable[..., Non
         return joined, torch.stack(list(pieces[:200])), torch.meshgrid(*parts[:3], indexing="ij")
 
     same_as_eager(program)
+
+
+def test_L3_a_layout_that_was_not_predicted_is_told_from_the_next_call_on() -> None:
+    library, turned = torch.library.Library("lazylayout", "DEF"), False
+    try:
+        library.define("either(Tensor x) -> Tensor")
+        library.impl("either", lambda x: (x + 1).t().contiguous().t() if turned else x + 1, "CPU")
+        library.impl("either", lambda x: torch.empty(x.shape, dtype=x.dtype, device="meta"), "Meta")
+        either = torch.ops.lazylayout.either
+        plain = torch.arange(6.0).reshape(2, 3)
+        x = plain.to(LAZY)
+        promised = [either(x) for _ in range(2)]
+        turned = True
+        for y in promised:
+            assert y.stride() == (3, 1)
+            assert y.tolist() == (plain + 1).tolist()
+            assert y.stride() == y.cpu().stride() == (3, 1), "as the program was told"
+        for _ in range(3):
+            y = either(x)
+            assert y.stride() == (1, 2)
+            assert y.tolist() == (plain + 1).tolist() and y.cpu().stride() == (1, 2)
+    finally:
+        library._destroy()
+
+
+@pytest.mark.parametrize(
+    "given", [lambda x: x.double(), lambda x: x[:1].clone(), lambda x: None], ids=["dtype", "sizes", "nothing"]
+)
+def test_L9_a_kernel_that_gives_what_was_not_predicted_is_named(given: Callable[[torch.Tensor], Any]) -> None:
+    library, changed = torch.library.Library("lazylayout", "DEF"), False
+    try:
+        library.define("other(Tensor x) -> Tensor")
+        library.impl("other", lambda x: given(x) if changed else x + 1, "CPU")
+        library.impl("other", lambda x: torch.empty(x.shape, dtype=x.dtype, device="meta"), "Meta")
+        y = torch.ops.lazylayout.other(torch.ones(2, 3).to(LAZY))
+        changed = True
+        with pytest.raises(mindtorch.MaterializationError, match=r"lazylayout::other.*predicted .*, the kernel gave"):
+            y.tolist()
+    finally:
+        library._destroy()

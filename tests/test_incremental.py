@@ -382,3 +382,18 @@ def test_L3_what_is_like_a_tensor_is_laid_out_like_it(same_as_eager: Callable) -
         return [m.stride() for m in made], made
 
     same_as_eager(program)
+
+
+def test_S5_what_is_kept_of_records_does_not_grow_with_those_that_ran() -> None:
+    x = torch.ones(2).to(LAZY)
+
+    def held_after(steps: int) -> int:
+        for _ in range(steps):
+            for _ in range(1000):
+                y = x + 1
+            y.tolist()
+        gc.collect()
+        return mindtorch.stats()["bytes_held"]
+
+    held_after(20)
+    assert held_after(20) == held_after(150)

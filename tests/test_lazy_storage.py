@@ -64,11 +64,11 @@ def test_L6_pointers_are_those_of_the_computed_value() -> None:
 def test_L7_functions_applied_element_by_element(same_as_eager: Same) -> None:
     def program(d: str) -> object:
         x, y = torch.arange(6.0, device=d).reshape(2, 3) + 1, torch.ones(2, 3, device=d) * 2
-        view = x[1]
+        view, before = x[1], x * 2  # not computed yet when its operand is written
         assert x.apply_(lambda v: v * v) is x
         x.map_(y, lambda a, b: a + b)
         z = x.t().clone().map2_(x.t(), y.t(), lambda a, b, c: a * b - c)  # type: ignore[attr-defined]
-        return x, view, z, view + 1
+        return x, view, z, view + 1, before
 
     same_as_eager(program)
     with pytest.raises(RuntimeError, match="Can't call apply_\\(\\) on Variable that requires grad"):

@@ -16,7 +16,7 @@ import mindtorch
 from mindtorch._ext.forms import Form, Forms
 from mindtorch.base import torch_facts
 from mindtorch.engine import passes
-from mindtorch.engine.passes import Pass, SegmentGraph, Unproven
+from mindtorch.engine.passes import Pass, SegmentGraph, Unproven, common
 
 LAZY = "remote_accelerator:0"
 pytestmark = pytest.mark.only_on("local", reason="passes are the executor's own")
@@ -225,6 +225,18 @@ def test_L13_a_pass_that_fails_is_left_out() -> None:
         assert passes.counts()[0][IN_PLACE] >= before + 2 and "broken" not in passes.counts()[0]
 
 
+def test_L13_what_is_large_is_not_kept_for_a_call_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(x: Tensor) -> list[Tensor]:
+        sums = [x.exp().sum(), x.exp().sum()]  # the first result is needed no more when the second is made
+        return [*sums, x.neg() * x.neg()]
+
+    assert changed(CSE, program) == 2  # of what the program has, nothing is shared
+    monkeypatch.setattr(common, "MOST_BYTES", 47)
+    assert changed(CSE, program, torch.linspace(-1, 1, 12)) == 1
+    monkeypatch.setattr(common, "MOST_BYTES", 48)
+    assert changed(CSE, program, torch.linspace(-1, 1, 12).reshape(2, 6)) == 2
+
+
 def test_L13_what_is_no_pass_is_refused() -> None:
     with pytest.raises(mindtorch.UsageError, match=r"expected a Pass or one of .*in place.*, got 'no such'"):
         passes.set_passes(["no such"])
@@ -256,6 +268,12 @@ def test_L13_a_graph_refuses_what_might_show() -> None:
     del y, z
     assert {"aten::exp", "aten::mul", "aten::add_"} <= refused
     assert accepted == {("aten::relu", "aten::exp")}  # of the same sizes, and neither is written or the program's
+    with using(Bold(), after=1):
+        drawn, spread = torch.bernoulli(x * 0.5) + 1, sum(torch.var_mean(x.neg()))
+        mindtorch.flush("test")
+    del drawn, spread
+    assert {"aten::bernoulli", "aten::var_mean"} <= refused
+    assert not {"aten::bernoulli", "aten::var_mean"} & {op for op, _ in accepted}, "one draws, one gives two tensors"
 
 
 def test_L13_what_is_shared_with_numpy_is_not_overwritten() -> None:

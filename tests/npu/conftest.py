@@ -33,8 +33,8 @@ def unkind(pytestconfig: pytest.Config) -> Iterator[bool]:
 
 @pytest.fixture(scope="session")
 def acl_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The test library, compiled; what ``GENIE_ACL_LIBRARY`` may name."""
-    return acl_library.build(tmp_path_factory.getbasetemp())
+    """The test library, compiled; what ``GENIE_ACL_LIBRARY`` may name. ``ACL_TEST_FOLDER``: where it is kept."""
+    return acl_library.build(Path(os.environ.get("ACL_TEST_FOLDER") or tmp_path_factory.getbasetemp()))
 
 
 @pytest.fixture(scope="session")

@@ -78,6 +78,17 @@ def test_N4_within_a_block_ranges_may_overlap(npu, to, source):
     assert get(block) == data
 
 
+def test_N4_no_bytes_and_bytes_onto_themselves_are_no_work(npu, library):
+    blocks_of_it = block, other = block_of(0, b"abc"), block_of(0, b"def")
+    npu.synchronize()
+    names = ("aclrtMemcpyAsync", "aclrtMemcpy", "aclrtSynchronizeStream")
+    before = [library.calls(name) for name in names]
+    blocks.copy_within(block, 0, other, 1, 0)
+    blocks.copy_within(block, 1, block, 1, 2)
+    assert [library.calls(name) for name in names] == before
+    assert [get(each) for each in blocks_of_it] == [b"abc", b"def"]
+
+
 def test_N4_between_devices_both_streams_orders_hold(npu, library, devices):
     devices(2)
     for late in (0, 1):

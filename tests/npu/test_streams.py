@@ -242,6 +242,10 @@ def test_N3_a_new_thread_begins_at_device_0_with_default_streams(npu, devices):
     assert npu.current_device() == 1
 
 
+def test_N3_a_streams_device_type_is_torchs_number_of_the_slot(npu):
+    assert npu.Stream(0).device_type == int(torch._C._autograd.DeviceType.PrivateUse1)
+
+
 def test_N3_index_0_is_an_index(npu, devices):
     """``0`` is never taken for "no index": where 1 is current, 0 still means 0."""
     devices(2)

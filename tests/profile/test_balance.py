@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mindtorch._ext.balance import Balance
+from mindtorch.profile import Profiler
 
 
 def held(balance: Balance) -> list[int]:
@@ -81,3 +82,53 @@ def test_C2_memory_of_tensors_without_data_is_none(balance: Balance) -> None:
     balance.hold_tensor(torch.zeros(10, device="meta"))
     balance.hold_tensor(torch.zeros(10, device="remote_accelerator:0"))  # it is not computed yet
     assert (balance.live_bytes, balance.births) == (0, 0)
+
+
+class OnCard:
+    """What is asked of a tensor on a GPU."""
+
+    is_meta, is_cuda = False, True
+
+    def __init__(self, nbytes: int) -> None:
+        self.storage = torch.zeros(nbytes, dtype=torch.int8).untyped_storage()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.storage
+
+
+def test_C2_from_the_first_tensor_on_a_card_its_memory_is_counted_alone_in_steps_of_512(balance: Balance) -> None:
+    host = torch.zeros(1000)
+    balance.hold_tensor(host)
+    assert (balance.device, balance.peak) == ("cpu", 4000)
+    cards = [OnCard(nbytes) for nbytes in (512, 0, 513, 1)]
+    balance.hold_tensor(cards[0])
+    assert (balance.device, balance.live_bytes, balance.peak) == ("cuda", 512, 512), "what the host holds is no part"
+    del host
+    assert balance.live_bytes == 512
+    for card in cards[1:]:
+        balance.hold_tensor(card)
+    beside = torch.zeros(1000)
+    balance.hold_tensor(beside)
+    assert (balance.live_bytes, balance.peak, held(balance)) == (2048, 2048, [0, 512, 512, 1024])
+    del beside, card, cards[2]
+    assert balance.live_bytes == 1024 and held(balance) == [0, 512, 512, 1024]
+
+
+def test_C2_the_bytes_of_an_op_are_those_of_all_its_results() -> None:
+    x = torch.ones(10)
+    with Profiler(whole=True) as seen:
+        parts = torch.split_copy(x, 4), torch.var_mean(x)
+        names = {sig: op.name for sig, op in enumerate(seen.collector.sig_ops) if op is not None}
+        made = {names[row[0]]: row[6] for row in seen.collector.take_rows() if row[0]}
+    assert made == {"aten::split_copy": 40, "aten::var_mean": 8} and len(parts[0]) == 3
+
+
+def test_C2_the_peaks_are_those_from_the_first_tensor_on_a_card_on() -> None:
+    card = OnCard(100)
+    with Profiler() as seen:
+        made = torch.ones(1000)
+        balance = seen.collector.balance
+        assert max(balance.module_peaks().values()) == balance.phase_peak(0) == 4000
+        balance.hold_tensor(card)
+        assert balance.module_peaks() == {} and balance.phase_peak(0) == 0
+    assert made.nbytes == 4000

@@ -43,6 +43,7 @@ def test_R5_memory_is_counted_to_the_byte() -> None:
     assert on_one(chain([1000, 1000], held=[7, 9])).memory == [437, 9]
     assert on_one(chain([1000, 1000]), 1).memory == [0, 430]
     assert on_one(chain([1000], grows={11: 50})).memory == [480]
+    assert on_one(chain([1000], homes={11: 0}, grows={11: 50})).memory == [480], "also where it lies already"
     assert on_one(chain([1000], stays={20, 21, 23})).memory == [450], "what is read later is not gone"
     assert on_one(chain([1000], homes={10: 0, 12: 0})).memory == [430]
 

@@ -302,3 +302,16 @@ def test_R1_sparse_results_come_in_parts_that_share_what_they_shared(
         return [t.to_dense() for t in (*made, shares)], [t.values() for t in made[1:]], made[0].coalesce().indices()
 
     same_as_eager(program)
+
+
+def test_R1_arguments_of_every_kind_arrive(elsewhere: RemoteExecutor, same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        x, order = torch.tensor([3.0, 1.0, 2.0], device=device), torch.tensor([1, 2, 0], device=device)
+        edges, found = torch.tensor([0.5, 2.0], device=device), []
+        for turn in range(3):  # the second time only the numbers go there
+            factor = complex(1, 2 + turn)
+            found += [x * factor + turn, torch.pow(factor, x), torch.where(x > turn, factor, x)]
+            found += [torch.searchsorted(x, edges + turn, side="right", sorter=order), x.div(2, rounding_mode="floor")]
+        return found
+
+    same_as_eager(program)

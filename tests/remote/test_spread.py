@@ -116,6 +116,15 @@ def test_R2_a_move_of_a_part_takes_that_part_alone(spread: SpreadExecutor) -> No
     assert spread.executors[1].stats["bytes_up"] - before < 20_000
 
 
+def test_R2_addresses_of_two_workers_are_apart(spread: SpreadExecutor) -> None:
+    held = [torch.arange(4.0).to(device) + 1 for device in (FIRST, SECOND, FIRST)]
+    places = [t.data_ptr() for t in held]
+    assert len(set(places)) == 3 and all(places)
+    assert [place >> 44 == places[1] >> 44 for place in places] == [False, True, False]
+    assert [t[1:].data_ptr() - place for t, place in zip(held, places, strict=True)] == [4, 4, 4]
+    assert [torch.empty(0, device=device).data_ptr() for device in (FIRST, SECOND)] == [0, 0]
+
+
 def test_R2_gradients_go_back_where_they_belong(spread: SpreadExecutor) -> None:
     def program(first: str, second: str) -> object:
         w = torch.linspace(0, 1, 6).to(first).requires_grad_()

@@ -301,12 +301,17 @@ def test_L12_log_is_bounded_with_gradients(tracked):
             return x * 2
 
     module, x = Doubles(), torch.ones(1, requires_grad=True)
-    for _ in range(140_000):  # two boundaries each; 2**18 are kept
+    before = context.log_entries()
+    for _ in range(1000):
         module(x)
-    held = context.table_bytes()
+    each = (context.log_entries() - before) // 1000
+    for _ in range(2**18 // each):  # of which 2**18 are kept, and the older half is forgotten
+        module(x)
+    held, entries = context.table_bytes(), context.log_entries()
+    assert 2**17 <= entries < 2**18
     for _ in range(20_000):
         module(x)
-    assert 2**17 <= context.log_entries() <= 2**18
+    assert context.log_entries() == entries + 20_000 * each
     assert context.table_bytes() == held
 
 

@@ -6,7 +6,7 @@ import functools
 import pytest
 import torch
 
-from mindtorch._ext import context
+from mindtorch._ext import context, timeline
 from mindtorch.engine import semantics
 from mindtorch.engine.semantics import phases
 from mindtorch.profile import Profiler
@@ -429,3 +429,55 @@ def test_L12_backward_passes_that_are_differentiated_themselves_are_counted(trac
     assert added(lambda y: [y.backward(torch.ones(()), True, True), y.backward()]) == 1
     assert added(lambda y: [torch.autograd.grad(y, x, None, None, True) for _ in range(3)]) == 3
     x.grad = None
+
+
+def test_L12_a_profile_is_told_of_each_change_of_phase_which_is_of_no_module():
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.LBFGS([weight], max_iter=1)
+
+    class Trained(torch.nn.Module):
+        def forward(self, batch):
+            optimizer.step(self.loss)
+            return batch
+
+        def loss(self):
+            optimizer.zero_grad()
+            loss = (weight * weight).sum()
+            loss.backward()
+            return loss
+
+    model = Trained()
+    with Profiler(whole=True) as seen:
+        for batch in torch.utils.data.DataLoader([1.0]):
+            model(batch)
+        events = [seen.collector.event(i) for i in range(seen.collector.event_count())]
+    changes = [(event[4], context.phase_name(event[6])) for event in events if event[0] == timeline.PHASE]
+    names = [name for _, name in changes]
+    first = names.index("optimizer")
+    assert names[first : first + 5] == ["optimizer", "other", "backward", "other", "optimizer"]
+    assert names.count("data") == 2 and {module for module, _ in changes} == {0}
+
+
+def test_C1_profiles_are_told_until_they_end_in_whatever_order_and_sixteen_at_most():
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    first, second, third = seen = [Profiler(whole=True) for _ in range(3)]
+    for profiler in seen:
+        profiler.__enter__()
+    first.__exit__(None, None, None)
+    optimizer.step()
+    third.__exit__(None, None, None)
+    optimizer.step()
+    second.__exit__(None, None, None)
+    told = []
+    for profiler in seen:
+        events = [profiler.collector.event(i) for i in range(profiler.collector.event_count())]
+        told.append([context.phase_name(event[6]) for event in events if event[0] == timeline.PHASE])
+    assert told == [[], ["optimizer", "other"] * 2, ["optimizer", "other"]]
+
+    with contextlib.ExitStack() as entered:
+        for _ in range(16):
+            entered.enter_context(Profiler(whole=True))
+        with pytest.raises(RuntimeError, match="at most 16 profiles within each other"):
+            Profiler(whole=True).__enter__()

@@ -126,11 +126,6 @@ class SegmentGraph:
         self.alike: dict[int, int] = {}  # value → the one whose tensor it has
 
     # ---- what passes ask ---------------------------------------------------------------------------------------------
-    def alone(self, value: int) -> bool:
-        """Was its storage made in this segment, and is no other value on it?"""
-        found = self.values[value]
-        return found.maker >= 0 and found.storage == value and len(self.on[value]) == 1
-
     def version(self, value: int, before: int) -> int:
         """How often its storage is written before a call."""
         return sum(number < before for number in self.writes.get(self.values[value].storage, ()))
@@ -139,31 +134,14 @@ class SegmentGraph:
         return call.number in self.steps
 
     # ---- what passes change ------------------------------------------------------------------------------------------
-    def replace(self, call: RecordedCall, function: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any],
-                overwrites: int = -1) -> None:  # fmt: skip
-        """Run ``function(*args, **kwargs)`` in place of the call, which gives the same: that is the pass's to know.
-
-        overwrites: the input whose memory the result takes.
-        """
-        if overwrites >= 0:
-            self._may_overwrite(call, overwrites)
-        args = tuple(args)
-        step = prepared(function, args, kwargs, overwrites, len(call.inputs))
+    def replace(
+        self, call: RecordedCall, function: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any]
+    ) -> None:
+        """Run ``function(*args, **kwargs)`` in place of the call, which gives the same: that is the pass's to know."""
+        step = prepared(function, tuple(args), kwargs, len(call.inputs))
         if step is None:
             raise Unproven("tensors, or numbers that change, within lists")
         self.steps[call.number] = step
-
-    def _may_overwrite(self, call: RecordedCall, place: int) -> None:
-        value = self.values[call.inputs[place]]
-        (out,) = call.outputs
-        if not call.single or not call.pure or call.view:
-            raise Unproven("it does more than return one new tensor")
-        if not self.alone(value.number) or value.kept or value.readers != [call.number]:
-            raise Unproven("something else needs what would be overwritten")
-        if value.number in self.alike or value.number in self.alike.values():
-            raise Unproven("it is shared")
-        if not value.meta == call.metas[place] == self.values[out].meta:
-            raise Unproven("the result has another memory layout than what would be overwritten")
 
     def share(self, call: RecordedCall, value: int) -> None:
         """Do not run the call: what it gives is this value, bit for bit; that is the pass's to know."""
@@ -188,8 +166,7 @@ class SegmentGraph:
         self.alike[out.number] = value
 
 
-def prepared(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], overwrites: int,
-             inputs: int) -> Step | None:  # fmt: skip
+def prepared(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], inputs: int) -> Step | None:
     """A call made ready, of so many inputs; None where these, or floats that change, are within lists."""
     given: list[tuple[int, int]] = []
     for position, value in enumerate((*args, *kwargs.values())):
@@ -199,7 +176,7 @@ def prepared(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
             given.append((position, inputs + int(value)))
         elif isinstance(value, (tuple, list)) and _has_inputs(value):
             return None
-    return Step(function, args, kwargs, tuple(given), overwrites)
+    return Step(function, args, kwargs, tuple(given))
 
 
 def _has_inputs(value: Any) -> bool:

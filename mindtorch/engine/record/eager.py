@@ -29,7 +29,6 @@ from .mixing import SPARSE, common_place, mixed_devices, no_ordinary_cpu_tensor,
 from .predict import (
     collect,
     concrete,
-    extent,
     infer,
     is_fake,
     knowing_views,
@@ -366,15 +365,8 @@ class _Wrapper:
         if not same_bits:
             torch._C._set_conj(t, value.is_conj())  # lu_solve leaves ``out=`` conjugated
             torch._C._set_neg(t, value.is_neg())
-        if same_layout:
-            return
-        if extent(value.shape, value.stride(), value.storage_offset()) <= extent(size, stride, offset) and (
-            torch.Tag.inplace_view in getattr(info.func, "tags", ())
-        ):
-            with torch._C._DisableTorchDispatch():  # sizes and strides of the C++ side; autograd knows the view op
-                torch.ops.aten.as_strided_.default(t, value.shape, value.stride(), value.storage_offset())
-        else:
-            self._replace(t, value, t)  # not within the storage that C++ believes in: give it another one
+        if not same_layout:
+            self._replace(t, value, t)
 
     def _replace(self, t: torch.Tensor, value: torch.Tensor, root: Any) -> Any:
         fresh = _core.hold(value, self.place, root, True)

@@ -141,7 +141,7 @@ def _moves(work: Work, division: Division) -> Iterator[tuple[int, int, int]]:
     sizes = _sizes(work)
     ends: dict[int, tuple[int, int]] = {}  # where it was at first, and is at last
     for slot, source, to in division.moves:
-        yield sizes.get(slot, 0), source, to
+        yield sizes[slot], source, to
         if slot in work.nbytes:
             ends[slot] = ends.get(slot, (source, to))[0], to
     for slot, (first, last) in ends.items():
@@ -161,13 +161,13 @@ def _memory(work: Work, division: Division, homes: Mapping[int, int], places: in
     now = np.zeros(places)
     at = dict(homes)
     for slot, home in at.items():
-        now[home] += sizes.get(slot, 0) + work.grows.get(slot, 0)
+        now[home] += sizes[slot] + work.grows.get(slot, 0)
     found = np.zeros((places, (len(work.records) + every - 1) // every or 1))
     for k, ((*_, takes, _writes, makes), place) in enumerate(zip(work.records, division.places, strict=True)):
         for slot in (*takes, *[slot for slot, _nbytes in makes]):
             before = at.get(slot)
             if before != place:
-                nbytes = sizes.get(slot, 0) + work.grows.get(slot, 0)
+                nbytes = sizes[slot] + work.grows.get(slot, 0)
                 at[slot] = place
                 now[place] += nbytes
                 if before is not None:
@@ -175,7 +175,7 @@ def _memory(work: Work, division: Division, homes: Mapping[int, int], places: in
         np.maximum(found[:, k // every], now, out=found[:, k // every])
         for slot in {*takes, *[slot for slot, _nbytes in makes]}:
             if last[slot] == k and slot not in work.stays and slot not in work.nbytes:
-                now[place] -= sizes.get(slot, 0)
+                now[place] -= sizes[slot]
     return found
 
 
