@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from mindtorch.base.errors import UsageError
 from mindtorch.base.formats import Format, atomic
 from mindtorch.profile.report.conditions import METRICS, Condition
 
@@ -103,7 +104,15 @@ def command(
     from mindtorch.profile.report.difference import compare  # `genie --help` does without
 
     with HowFar(lambda: "still comparing"):
-        difference = compare(before, after, names)
+        try:
+            difference = compare(before, after, names)
+        except UsageError:
+            raise
+        except (TypeError, ValueError, LookupError, AttributeError) as error:  # it has a report's form, not its content
+            told = f"{type(error).__name__}: {error}"
+            raise click.UsageError(
+                f"cannot compare {names[0]} and {names[1]}: one of them is damaged ({told})"
+            ) from None
     for condition in asked:
         condition.check(difference)
 

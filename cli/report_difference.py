@@ -50,12 +50,13 @@ class _Entry:
 
 @dataclass
 class _Table:
-    """single: its entries have one figure each, which the table is about."""
+    """single: its entries have one figure each, which the table is about; whole: all of them are shown."""
 
     title: str
     note: str
     entries: list[_Entry]
     single: bool = False
+    whole: bool = False
 
 
 def render(difference: Mapping[str, Any], canvas: Canvas, top: int) -> str:
@@ -66,10 +67,11 @@ def render(difference: Mapping[str, Any], canvas: Canvas, top: int) -> str:
     for table in _tables(difference):
         canvas.heading(table.title, table.note)
         canvas.sheet_head("", _COLUMNS)
-        for entry in table.entries[:top]:
+        most = len(table.entries) if table.whole else top
+        for entry in table.entries[:most]:
             _show(entry, table.single, canvas)
-        if len(table.entries) > top:
-            canvas.paragraph(f"{len(table.entries) - top} more: --top {len(table.entries)}", "dim")
+        if len(table.entries) > most:
+            canvas.paragraph(f"{len(table.entries) - most} more: --top {len(table.entries)}", "dim")
     if difference["renamed"]:
         canvas.heading("Renamed")
         for line in _renamed(difference)[:top]:
@@ -116,9 +118,12 @@ def grown(condition: Condition, difference: Mapping[str, Any]) -> str:
     found = where(condition.metric, difference)
     if found is None:
         return line
-    row, more = found
+    row, times = found.row, f" ×{found.times}" if found.times > 1 else ""
     of = row.get("category") or row.get("op", "").removeprefix("aten::")
-    return f"{line}; most in {_where(row, of, row.get('phase', ''))} (+{write(more)})"
+    place = _where({**row, "module": ""}, *filter(None, (of, row.get("phase", "")))) if of else ""
+    inside = f"; there {place} (+{write(found.by_row)})" if place else ""
+    module = f"in {row['module']}{times}" if row["module"] else "outside modules"
+    return f"{line}; most {module} (+{write(found.by_module)}){inside}"
 
 
 # -------------------------------------------------------------------------------------------------------------- tables
@@ -153,8 +158,8 @@ def _tables(difference: Mapping[str, Any]) -> list[_Table]:
         for same in rows_of
     ]
     found = [
-        _Table("Totals", "", totals, True),
-        _Table("Memory", "at the peak, by kind", kinds, True),
+        _Table("Totals", "", totals, True, True),
+        _Table("Memory", "at the peak, by kind", kinds, True, True),
         _Table("Memory", "that differs, at the peak, by kind, module and line", held, True),
         _Table("Modules", "that differ themselves, not only in their submodules", modules),
         _Table("Rows", "that differ, by module, op, phase and line", rows),

@@ -26,7 +26,7 @@ _WAITS = {
     "network_s": "waiting for the network",
 }
 _SLOW = 0.1  # of what went into imports: a package that is named
-_BUSY = 0.25  # of the whole run: so much less waiting is usual
+_BUSY = 0.1  # of the time: less waiting for a processor is usual
 _SHOWN = 0.01  # of it: a wait that is
 
 
@@ -61,10 +61,10 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
              for what, long in waited.items() if long > _SHOWN * time_s]  # fmt: skip
     if spent:
         facts.append(("of that", ", ".join(spent)))
-    queued, wall = totals.get("queued_s") or 0.0, totals.get("wall_s") or 0.0
-    if queued > _BUSY * wall > 0:
-        text = f"busy: the program waited {seconds(queued)} for a processor"
-        facts.append(("machine", f"{text}, so times are longer than on an idle machine"))
+    queued = totals.get("queued_s") or 0.0
+    if queued > _BUSY * time_s > 0:
+        part = f"{seconds(queued)} of the time above ({100 * queued / time_s:.0f} %)"
+        facts.append(("machine", f"busy: the program waited {part} for a processor"))
     here = (report.get("host") or {}).get("here_s") or 0.0
     if sized and time_s and here > _SHOWN * time_s:
         facts.append(("host, here", _host(report["host"])))

@@ -54,7 +54,9 @@ def _check(words: Sequence[str]) -> None:
     asked = profile.command.make_context("genie profile", list(words[1:])).params
     for each in profile.FORMATS:
         if asked[each.name.replace("-", "_")] is not None:
-            raise click.UsageError(f"--{each.name} would be written twice: give --json or --markdown before the --")
+            raise click.UsageError(
+                f"--{each.name} would be written twice: give --html, --json or --markdown before the --"
+            )
 
 
 def _git(*words: str, fails: str | None = None) -> str:

@@ -182,12 +182,12 @@ def load_report(path: str | os.PathLike[str]) -> Report:
 
 def _format(path: str, asked: str | None) -> Format:
     """Of a file's name, where none is asked for: its ending, or of .json what is before that."""
-    name = asked
+    name, named = asked, path.lower()
     if name is None:
-        stem, ending = os.path.splitext(path.removesuffix(".gz"))
+        stem, ending = os.path.splitext(named.removesuffix(".gz"))
         before = os.path.splitext(stem)[1][1:]
         name = before if ending == ".json" and before in ("trace", "flame") else ending[1:]
-    if name not in _FORMATS or (asked is None and name in ("trace", "flame") and not path.endswith((".json", ".gz"))):
+    if name not in _FORMATS or (asked is None and name in ("trace", "flame") and not named.endswith((".json", ".gz"))):
         raise UsageError(f"[profile] expected a format of {', '.join(_FORMATS)}, got {os.path.basename(path)!r}"
                          + (f" as {asked!r}" if asked else ""))  # fmt: skip
     return _FORMATS[name]
@@ -197,6 +197,10 @@ def profiled(of: Callable[..., object], *inputs: Any, warmup: int = 1, steps: in
     """The profile of ``of(*inputs)``: see `mindtorch.profile`."""
     if not callable(of):
         raise TypeError(f"[profile] expected a model or a function first, got {of!r}")
+    if inspect.isgeneratorfunction(of) or inspect.iscoroutinefunction(of) or inspect.isasyncgenfunction(of):
+        raise TypeError(
+            f"[profile] expected a function that runs when it is called, got {of!r}, which only begins then"
+        )
     check_iterations("profile", warmup, steps)
     profile = Profile(whole=False, **options)
     with profile:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import itertools
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from mindtorch._ext.hooks import NameHook
+from mindtorch.base import patching
 from mindtorch.base.patching import Patches, existing, replaced
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,6 +57,21 @@ def test_L12_what_somebody_else_has_replaced_stays_where_that_is_asked_for() -> 
         owner.name = "theirs"
         held.undo()
         assert owner.name == after
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_L12_those_that_yield_are_taken_back_in_any_order(order: tuple[int, ...]) -> None:
+    """As of profiles that begin within each other: at last, what was there before any of them is there."""
+    owner = types.SimpleNamespace(name="before")
+    held = [Patches(yields=True) for _ in range(3)]
+    for i, patches in enumerate(held):
+        patches.put([(owner, "name", f"patch {i}")])
+    left = {0, 1, 2}
+    for i in order:
+        held[i].undo()
+        left.discard(i)
+        assert owner.name == (f"patch {max(left)}" if left and max(left) > i else owner.name)
+    assert owner.name == "before" and (id(owner), "name") not in patching._covered
 
 
 def test_L1_one_of_several_stays() -> None:

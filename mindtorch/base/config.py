@@ -103,11 +103,15 @@ def npu_capability() -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
+#: By kind of device, the variable that says how its ops are timed.
+PROFILES = {"cuda": "GENIE_PROFILE_CUDA", "npu": "GENIE_PROFILE_NPU"}
+
+
 def profile_device(kind: str) -> str:
     """``GENIE_PROFILE_CUDA``, ``GENIE_PROFILE_NPU`` (``trace``): how a measured profile times ops on such devices:
     ``trace``, by torch's own tracer or by events around each launch, or ``wait``, for each op.
     """
-    name = f"GENIE_PROFILE_{kind.upper()}"
+    name = PROFILES[kind]
     value = os.environ.get(name, "trace").strip().lower()
     if value not in ("trace", "wait"):
         raise UsageError(f"{name}: expected trace or wait, got {value!r}")
@@ -116,7 +120,7 @@ def profile_device(kind: str) -> str:
 
 def profile_devices() -> dict[str, str]:
     """`profile_device` of both kinds."""
-    return {kind: profile_device(kind) for kind in ("cuda", "npu")}
+    return {kind: profile_device(kind) for kind in PROFILES}
 
 
 def register_device() -> str:

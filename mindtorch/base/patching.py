@@ -92,9 +92,19 @@ def _exchange(owner: Any, name: Any, value: Any) -> Callable[[], object]:
     return partial(setattr, owner, name, before) if own else partial(delattr, owner, name)
 
 
+#: By place: what would have been taken back, and what does that, while something else stood over it.
+_covered: dict[tuple[int, Any], list[tuple[Any, Callable[[], object]]]] = {}
+
+
 def _unless_replaced(owner: Any, name: Any, value: Any, undo: Callable[[], object]) -> None:
-    if vars(owner).get(name) is value:
-        undo()
+    """Take it back, and what it stood over if that is taken back already: profiles end in any order."""
+    covered = _covered.setdefault((id(owner), name), [])
+    covered.append((value, undo))
+    while (now := next((entry for entry in covered if entry[0] is vars(owner).get(name)), None)) is not None:
+        covered.remove(now)
+        now[1]()
+    if not covered:
+        del _covered[id(owner), name]
 
 
 @contextmanager

@@ -11,7 +11,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -121,7 +123,7 @@ def test_C5_exit_code_1_where_a_condition_holds_and_one_line_that_says_where(rep
     flops, params = done.stderr.splitlines()
     assert re.fullmatch(
         r"genie: flops>\+0\.5% holds: FLOPs \S+ k → \S+ k \(\+1\.00 %\); "
-        r"most in addmm, forward, Net\.first, after/net\.py:10 \(\+5\.12 k\)", flops,
+        r"most in Net\.first \(\+5\.12 k\); there addmm, forward, after/net\.py:10 \(\+5\.12 k\)", flops,
     ), flops  # fmt: skip
     assert params.startswith("genie: params>+10 holds: parameters 7.51 k → ") and "most in Net.first (+65)" in params
 
@@ -163,6 +165,31 @@ def test_C5_compressed_reports(reports: Path) -> None:
     for name in ("before", "after"):
         (reports / f"{name}.json.gz").write_bytes(gzip.compress((reports / f"{name}.json").read_bytes()))
     assert genie("diff", "before.json.gz", "after.json.gz").stdout.count("Net.first")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda report: report.update(command=None),
+        lambda report: report["detail"]["rows"][0].pop(),
+        lambda report: report["detail"]["rows"][0].__setitem__(3, 9999),
+        lambda report: report["totals"].update(flops="many"),
+    ],
+)
+def test_C5_a_damaged_report_is_one_line_and_no_condition_that_holds(damage: Callable[..., Any], reports: Path) -> None:
+    report = json.loads(Path("after.json").read_text())
+    damage(report)
+    Path("odd.json").write_text(json.dumps(report))
+    done = genie("diff", "before.json", "odd.json")
+    assert done.exit_code == 2 and done.stderr.count("\n") == 1, done.output
+    assert "odd.json" in done.stderr
+
+
+def test_C5_totals_are_whole_whatever_is_asked_for(reports: Path) -> None:
+    done = genie("diff", "--top", "1", "before.json", "after.json")
+    for name in ("ops", "FLOPs", "bytes", "parameters", "peak memory"):
+        assert re.search(rf"^{name} ", done.stdout, re.M), name
+    assert "more: --top" in done.stdout
 
 
 def test_C5_a_page_for_a_browser(reports: Path) -> None:
@@ -220,7 +247,7 @@ def test_C5_a_revision_and_the_working_tree(repository: Path) -> None:
     assert done.exit_code == 1, done.output
     assert "at the very end" in done.stderr and "at the very end" not in done.stdout
     assert re.search(r"genie diff  main \([0-9a-f]{10}\) → the working tree", done.stdout)
-    assert "in addmm, forward, Net.first, model.py:10" in done.stderr
+    assert "most in Net.first (+2.06 k); there addmm, forward, model.py:10 (+1.02 k)" in done.stderr
     assert re.search(r"^parameters, model\.py:7 +25\.\d KiB +25\.\d KiB ", done.stdout, re.M)
     assert "trained" not in done.stdout and is_clean(repository)
     assert git("status", "--short", cwd=repository).split() == ["M", "training/model.py", "M", "training/train.py"]
@@ -375,5 +402,5 @@ def test_C5_the_recipe_for_continuous_integration_runs(repository: Path) -> None
         for step in steps
     ]
     assert [done.returncode for done in codes] == [*[0] * (len(steps) - 1), 1], [done.stderr for done in codes]
-    assert re.search(r"genie: flops>\+1% holds: .*Net\.first, model\.py:10", codes[-1].stderr)
+    assert re.search(r"genie: flops>\+1% holds: .*most in Net\.first .*, model\.py:10", codes[-1].stderr)
     assert summary.read_text().startswith("written before\n**genie diff** `origin/main (")

@@ -115,7 +115,7 @@ def test_S5_ever_new_scalars_stay_below_a_quarter_of_the_limit() -> None:
         if i % 100 == 0:
             most = max(most, tape.interner.counts()[1])
     assert 10_000 < most < 48_000, most
-    assert tape.interner.counts()[1] < most and tape.interner.bytes <= (17 << 17) + held
+    assert tape.interner.counts()[1] < most + 100 and tape.interner.bytes <= (17 << 17) + held
 
 
 def test_S5_calls_in_use_survive_an_eviction() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mindtorch.profile.report import difference_page, flame_boxes
+from mindtorch.profile.report.conditions import where
 from tests.profile.shown_difference import shown_adds_up
 from tests.profile.test_difference import PROGRAM, Run, compared, edited, run
 
@@ -42,5 +43,36 @@ def test_C5_a_page_has_repeated_layers_once_and_new_and_removed_modules_where_th
     assert above["Net.blocks.2.up"] == "Net.blocks.2" and above["Net.blocks.2"] == "Net.blocks"
     assert above["Net.tail.1"] == "Net.tail" and above["aten::tanh"] == "Net.tail.1"  # which is gone
     most = shown["most"]
-    outside = sum(row["flops"]["difference"] for row in found["rows"] if row["module"] == "")
-    assert (most["metric"], most["module"], most["by"]) == ("flops", "", outside) and outside < 0  # AdamW's
+    less = [row["flops"] for row in found["modules"] if row["module"].endswith(".up")]
+    assert (most["metric"], most["module"], most["times"]) == ("flops", "Net.blocks.0.up", 3)
+    assert most["by"] == sum(each["difference"] for each in less) < most["by_row"] < 0
+
+
+def test_C5_layers_that_run_in_another_order_are_what_they_were(run: Run) -> None:
+    text = edited(("for block in self.blocks:", "for block in reversed(self.blocks):"))
+    found = compared(run(PROGRAM, "one"), run(text, "two"))
+    assert found["renamed"] == []  # the one that is first needs no gradient of its input
+
+
+def test_C5_a_class_with_another_name_is_said_where_nothing_else_differs(run: Run) -> None:
+    text = PROGRAM.replace("Block", "Layer")
+    shown = difference_page.contents(compared(run(PROGRAM, "one"), run(text, "two")))
+    assert ["Net.blocks.0 Block", "Net.blocks.0 Layer"] in shown["renamed"]
+    assert all(row["figures"] for row in shown["modules"]["rows"])
+
+
+def test_C5_of_equal_layers_all_together_is_where_most_is(run: Run) -> None:
+    found = compared(run(PROGRAM, "one"), run(edited(("Block(16, 100)", "Block(16, 200)")), "two"))
+    most = where("flops", found)
+    assert most is not None and most.row["module"].startswith("Net.blocks.0") and most.times == 3
+    alike = [
+        row
+        for row in found["rows"]
+        if row["module"][:10] == "Net.blocks" and row["module"][12:] == most.row["module"][12:]
+    ]
+    assert (
+        most.by_module
+        == sum(row["flops"]["difference"] for row in alike)
+        > most.by_row
+        == most.row["flops"]["difference"]
+    )

@@ -85,9 +85,9 @@ def test_C5_one_per_cent_more_is_found_where_it_is(name: str, run: Run) -> None:
     before, after = run(PROGRAM, "one"), run(PROGRAM.replace(old, new), "two")
     found = compared(before, after)
     assert Condition.parse(holds).holds(found) and not Condition.parse(fails).holds(found), found["totals"]
-    row, more = where(Condition.parse(holds).metric, found) or ({}, 0)
-    assert more > 0 and row["module"].startswith(module), row
-    assert line is None or line in row["source"], row
+    most = where(Condition.parse(holds).metric, found)
+    assert most is not None and most.by_module >= most.by_row > 0 and most.row["module"].startswith(module), most
+    assert line is None or line in most.row["source"], most
     back = compared(after, before)
     assert not Condition.parse(holds).holds(back)
     assert not any(value["difference"] for value in compared(before, before)["totals"].values() if "ratio" in value)

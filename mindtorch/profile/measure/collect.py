@@ -139,7 +139,7 @@ class Profiler(Run):
         self._threads = Threads()
         self._held: dict[str, peak.Held] = {}  # by stage
         self._away, self._recording = times.Apart(), times.Apart()  # loading modules and compiling; from mark to mark
-        self._run_queue, self._queued = RunQueue(), times.Apart()
+        self._queued = times.Apart()  # while no processor was free
         self._overhead = 0  # of stages that ended
 
     @under(_changing)
@@ -174,6 +174,7 @@ class Profiler(Run):
         begun = now if self._begun_ns is None else min(self._begun_ns + (now - start), now)
         local.add_op_observer(collector.ran)
         self._recorded = values.tape.n_recorded
+        self._run_queue = RunQueue()
         collector.start(begun)
         collector.end_import()  # torch, before this
         if self._stage != STAGES[0]:
@@ -205,8 +206,8 @@ class Profiler(Run):
         self._child_watch.__exit__()
         self.children = dict(self._child_watch.found)
         self.devices.stop()
-        self._run_queue.look()
         self.collector.stop()
+        self._queued.note(self.collector.stopped, self._run_queue.look())
         self._watch.__exit__()
         self._compile_watch.stop()
         self._profiler_watch.stop()
@@ -272,8 +273,8 @@ class Profiler(Run):
             compiled_ns=collector.compiled,
             spans=spans,
             step_ns=() if self._loop.aside else times.steps(spans, away),  # what of it other threads took, nobody knows
-            running_ns=times.steps(spans, [*away, *self._queued]) if self._run_queue.known else (),
-            queued_ns=self._run_queue.waited,
+            running_ns=times.running(spans, away, self._queued) if self._run_queue.known else (),
+            queued=times.share(since, self.frozen_ns or collector.stopped, self._queued),
             call_ns=times.calls(collector.events(), since, self._away),
             shapes=self._shapes_seen() if self._shapes else None,
             **self._noted(),

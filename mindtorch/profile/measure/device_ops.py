@@ -100,7 +100,7 @@ class DeviceOps:
         if self._kind is None:
             self._kind = kind
             asked = config.profile_device(kind.name)
-            self.why = "" if asked == "trace" else f"GENIE_PROFILE_{kind.name.upper()} is {asked}"
+            self.why = "" if asked == "trace" else f"{config.PROFILES[kind.name]} is {asked}"
         if kind is self._kind and not self.why:
             since = now_ns()
             kind.settle()  # what ran before is no op's

@@ -116,10 +116,19 @@ def _below(pairs: list[tuple[Module, Module]], found: dict[str, str]) -> None:
 
 
 def _siblings(old: list[Module], new: list[Module]) -> list[tuple[Module, Module]]:
-    """First by names that say something, then in the order of the run."""
+    """First by names that say something, then in the order of the run; by all names where that alone is another."""
     named = {each.label: each for each in new if not _INDEXED.fullmatch(each.label)}
     same = [(a, b) for a in old if (b := named.get(a.label)) is not None and a.cls == b.cls]
-    return same + _in_order(*_left(old, new, same))
+    old, new = _left(old, new, same)
+    named = {each.label: each for each in new}
+    if len(old) == len(new) and all(a.label in named and _as_large(a, named[a.label]) for a in old):
+        return same + [(a, named[a.label]) for a in old]
+    return same + _in_order(old, new)
+
+
+def _as_large(a: Module, b: Module) -> bool:
+    """Figures of what runs may differ: the first layer's input needs no gradient."""
+    return (a.cls, a.shape, a.figures["params"]) == (b.cls, b.shape, b.figures["params"])
 
 
 def _left(old: list[Module], new: list[Module], same: list[tuple[Module, Module]]) -> tuple[list[Module], list[Module]]:

@@ -106,7 +106,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
             "time_s": time_ns / 1e9,
             "overhead_s": sum(part.overhead_ns for name, part in seen.stages.items() if name != "rest") / 1e9,
             "wall_s": ((seen.frozen or seen.stopped) - seen.started) / 1e9,
-            "queued_s": seen.queued_ns / 1e9,
+            "queued_s": seen.queued * time_ns / 1e9,
             "counted_ops": counted,
             "coverage": counted / (counted + missing) if counted + missing else 1.0,
         },
@@ -189,7 +189,7 @@ def _seconds(tables: dict[str, Any], stage: str, main: str) -> float:
 def _steps(seen: Recording, warmup_s: float) -> dict[str, Any]:
     """Iterations: how many ended, how many of them are left out as warm-up and what those cost, times of the others."""
     count, times = len(seen.marks), seen.step_ns
-    return {"count": count, "warmup": min(seen.warmup, count), "warmup_s": warmup_s,
+    return {"count": count, "warmup": min(seen.warmup, count) if seen.reached != "warmup" else 0, "warmup_s": warmup_s,
             "time_s": seconds(times), "first_s": times[0] / 1e9 if times else None,
             "quartiles_s": (quartiles(times) / 1e9).tolist() if times else None,
             "running_quartiles_s": (quartiles(seen.running_ns) / 1e9).tolist() if times and seen.running_ns else None,

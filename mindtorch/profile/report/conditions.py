@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mindtorch.base.errors import UsageError
 
@@ -48,20 +48,40 @@ class Condition:
         return bool(total["difference"] > self.limit / 100 * total["before"] + _ROUNDED * total["before"])
 
 
-def where(metric: str, difference: Mapping[str, Any], sign: int = 1) -> tuple[dict[str, Any], float] | None:
-    """The module that grew most, as one of its rows, and by how much: of `rows` (one of forward, whose line is the
-    module's own), of `modules` (parameters) or of `held` (the peak). sign: -1 for what shrank most."""
+class Most(NamedTuple):
+    """Where most of a difference is: the module, or those that are alike but for numbers in their names; of its rows
+    the one that differs most, one of forward first, as its line is the module's own; and what each of both differs."""
+
+    row: dict[str, Any]
+    times: int  # modules
+    by_module: float
+    by_row: float
+
+
+def where(metric: str, difference: Mapping[str, Any], sign: int = 1) -> Most | None:
+    """Of `rows`, of `modules` (parameters) or of `held` (the peak). sign: 1, what grew most; -1, what shrank most."""
     if metric == "peak":
         grown = [(row, sign * row["difference"]) for row in difference["held"]]
     else:
         table = difference["modules" if metric == "params" else "rows"]
         grown = [(row, sign * row[metric]["difference"]) for row in table if row.get(metric)]
-    by_module: dict[str, float] = defaultdict(float)
+    by_module: dict[str, float] = defaultdict(int)
     for row, more in grown:
         by_module[row["module"]] += more
+    groups: dict[tuple[str, float], list[str]] = defaultdict(list)  # equal layers are one
+    for module, more in by_module.items():
+        groups[alike(module), more].append(module)
     if not grown:
         return None
-    most = max(by_module, key=by_module.__getitem__)
-    mine = [(row.get("phase") != "backward", more, i) for i, (row, more) in enumerate(grown)
-            if row["module"] == most and more > 0]  # fmt: skip
-    return (grown[max(mine)[2]][0], sign * by_module[most]) if mine else None
+    (_, of_each), modules = max(groups.items(), key=lambda group: group[0][1] * len(group[1]))
+    mine = [(row.get("phase") != "backward", more, -i) for i, (row, more) in enumerate(grown)
+            if row["module"] in modules and more > 0]  # fmt: skip
+    if not mine:
+        return None
+    row, more = grown[-max(mine)[2]]
+    return Most(row, len(modules), sign * of_each * len(modules), sign * more)
+
+
+def alike(module: str) -> str:
+    """The same for modules that are alike but for numbers."""
+    return re.sub(r"\d+", "0", module)

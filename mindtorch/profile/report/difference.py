@@ -2,28 +2,30 @@
 
 Every row has its figures before and after; the differences of all rows sum to that of the totals. Counts of ops, FLOPs,
 bytes and parameters are exact, and so are all figures of an estimate. Measured times are those of a step, and differ
-only where Tukey's fences (the quartiles, and 1.5 times their distance beyond them) of the steps do not overlap.
+only where those of repeated steps do (`step_times`).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mindtorch.base.errors import UsageError
 from mindtorch.profile.report import aligned
+from mindtorch.profile.report.between_ops import between
 from mindtorch.profile.report.from_file import check
+from mindtorch.profile.report.step_times import STEPS, busy, figure, of_steps, timed
 
 #: Of the dict that `compare` makes, as `export.SCHEMA_VERSION` is of a report.
 DIFFERENCE_VERSION = 1
 #: Counts of a row.
 COUNTS = ("ops", "flops", "macs", "bytes")
-_STEPS = 5  # that tell how far times of one run are apart
-_FENCE = 1.5
-_LEAST = 0.05  # of a step: two processes differ by some per cent with where their memory lies
 SHARED = 2.5e-9  #: seconds: an estimate gives each line its share of the waiting in whole nanoseconds
+
+_HALF = 0.5  # of a step's difference
+_MACHINE = "the same operations took a different time: that may be the machine, as noise is known only within a run"
 
 _Key = tuple[Any, ...]
 
@@ -45,10 +47,14 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], names: tuple[st
     times = _step_times(before, after)
     rows = _rows(before, after, join, times)
     notes = _notes(before, after, times)
-    if times and times["beyond_noise"] and not any(row[name]["difference"] for row in rows for name in COUNTS):
-        notes.append(
-            "the same operations took a different time: that may be the machine, as noise is known only within a run"
-        )
+    if times and (said := busy(times)):
+        notes.append(said)
+    if times and times["beyond_noise"]:
+        apart = between(before, after, join.line)
+        if abs(apart.more) > _HALF * abs(times["difference"]):
+            notes.append(apart.said(times["difference"]))
+        elif not any(row[name]["difference"] for row in rows for name in COUNTS):
+            notes.append(_MACHINE)
     return {
         "schema_version": DIFFERENCE_VERSION,
         "diff": list(names),
@@ -124,17 +130,12 @@ class _Join:
         return found
 
 
-def figure(before: float | None, after: float | None) -> dict[str, Any]:
-    """before, after, their difference, and the ratio; None where there was nothing before."""
-    old, new = before or 0, after or 0
-    return {"before": old, "after": new, "difference": new - old, "ratio": new / old if old else None}
-
-
 def _facts(report: Mapping[str, Any]) -> dict[str, Any]:
     """What a report is of."""
     found = {key: report.get(key) for key in ("command", "device", "tool", "exit_code", "interrupted", "workload")}
     return {
         **found,
+        "command": list(report["command"]),
         "model": (report.get("model") or {}).get("name"),
         "steps": (report.get("steps") or {}).get("count"),
     }
@@ -156,7 +157,7 @@ def _notes(before: Mapping[str, Any], after: Mapping[str, Any], times: dict[str,
         elif report.get("exit_code"):
             found.append(f"{when}, the program ended with exit code {report['exit_code']}")
     if before["mode"] == "measured" and times is None:
-        found.append(f"times are not compared: noise is known only from {_STEPS} iterations or more of each run")
+        found.append(f"times are not compared: noise is known only from {STEPS} iterations or more of each run")
     return found
 
 
@@ -191,31 +192,9 @@ def _step_times(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
     steps = [report.get("steps") or {} for report in (before, after)]
     if any(report["mode"] != "measured" for report in (before, after)):
         return None
-    if any(each.get("count", 0) - each.get("warmup", 0) < _STEPS or not each.get("quartiles_s") for each in steps):
+    if any(each.get("count", 0) - each.get("warmup", 0) < STEPS or not each.get("quartiles_s") for each in steps):
         return None
-    found = _timed(*(each["quartiles_s"] for each in steps))
-    # What is slower must be so, too, without all that its threads waited for a processor: else the machine was busy.
-    slower = int(found["difference"] > 0)
-    alone = steps[slower].get("running_quartiles_s") or steps[slower]["quartiles_s"]
-    found["beyond_noise"] = (
-        found["beyond_noise"]
-        and _fences(alone)[0] > found["fences"][1 - slower][1]
-        and abs(found["difference"]) > _LEAST * min(found["before"], found["after"])
-    )
-    return found
-
-
-def _timed(before: list[float], after: list[float]) -> dict[str, Any]:
-    """Medians, and whether they differ by more than equal steps do. Both: the quartiles of their steps."""
-    fences = [_fences(before), _fences(after)]
-    beyond = fences[0][1] < fences[1][0] or fences[1][1] < fences[0][0]
-    return {**figure(before[1], after[1]), "beyond_noise": beyond, "fences": fences}
-
-
-def _fences(quartiles: list[float]) -> tuple[float, float]:
-    """Tukey's."""
-    low, _, high = quartiles
-    return low - _FENCE * (high - low), high + _FENCE * (high - low)
+    return of_steps(*steps)
 
 
 def _rows(
@@ -243,7 +222,7 @@ def _rows(
             time = figure(first.seconds, last.seconds)
             differs = differs or abs(time["difference"]) > SHARED
         elif times is not None and first.steps and last.steps:
-            time = _timed(first.steps, last.steps)
+            time = timed(first.steps, last.steps)
             differs = differs or (times["beyond_noise"] and time["beyond_noise"])
         at = "new" if old is None else "removed" if new is None else "changed"
         rows.append({"module": module[0], "op": op, "phase": phase, **join.place(line), "what": at, **counts,
@@ -312,7 +291,9 @@ def _modules(
             figures[module]["params"][side] += held[row["path"]]
     names = (*COUNTS, "time") if _sized(before) else COUNTS  # measured times are no sums
     slower = set()
+    shares: Counter[tuple[str, str]] = Counter()  # rows
     for row in rows:
+        shares[row["module"], "removed" if row["gone"] else ""] += 1
         if row["differs"]:
             slower.add((row["module"], "removed" if row["gone"] else ""))
         for name in names:
@@ -322,9 +303,12 @@ def _modules(
     for module, by_name in figures.items():
         own = {name: figure(*by_name[name]) for name in ("params", *names)}
         old, new = classes[module]
+        if "time" in own and abs(own["time"]["difference"]) <= SHARED * max(shares[module], 1):
+            own["time"] = figure(own["time"]["before"], own["time"]["before"])
         if old != new or any(each["difference"] for name, each in own.items() if name != "time" or module in slower):
             what = "new" if old is None else "removed" if new is None else "changed"
-            found.append({"module": module[0], "class": new or old or "", "what": what, **own})
+            cls = f"{old} → {new}" if old and new and old != new else new or old or ""
+            found.append({"module": module[0], "class": cls, "what": what, **own})
     most = ("flops", "params", "bytes", "ops")
     return sorted(found, key=lambda row: (*(-abs(row[name]["difference"]) for name in most), row["module"]))
 

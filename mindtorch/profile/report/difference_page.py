@@ -65,9 +65,14 @@ def contents(difference: Mapping[str, Any]) -> dict[str, Any]:
         "flame": _flame(difference["detail"], [name for name in metrics if name != "time" or not measured]),
         "memory": [[row["category"], *_pair(row)] for row in difference["memory"]],
         "most": _most(difference),
-        "renamed": [[short(row[when]) for when in ("before", "after")] for row in difference["renamed"][:ROWS]],
+        "renamed": _renamed(difference)[:ROWS],
         "held": _table(difference["held"], ("category", "file", "line", "before", "after"), ("category",), ()),
-        "modules": _table(difference["modules"], ("class", "what"), ("class", "what"), (*_SHOWN, "params")),
+        "modules": _table(
+            [row for row in difference["modules"] if _figures(row)],
+            ("class", "what"),
+            ("class", "what"),
+            (*_SHOWN, "params"),
+        ),
         "rows": _table(difference["rows"], ("op", "phase", "file", "line", "what"), ("op", "phase", "what"), _SHOWN),
     }
 
@@ -78,10 +83,31 @@ def _most(difference: Mapping[str, Any]) -> dict[str, Any] | None:
     for metric in ("flops", "bytes", "ops", "params", "peak"):
         by = totals[metric]["difference"]
         if by and (found := where(metric, difference, 1 if by > 0 else -1)) is not None:
-            row, more = found
+            row = found.row
             place = {"module": short(row["module"]), "file": row.get("file", ""), "line": row.get("line", 0)}
-            return {"metric": metric, "by": more, "op": row.get("op") or row.get("category", ""), **place}
+            of = row.get("op") or row.get("category", "")
+            return {
+                "metric": metric,
+                "by": found.by_module,
+                "times": found.times,
+                "op": of,
+                "by_row": found.by_row,
+                **place,
+            }
     return None
+
+
+def _renamed(difference: Mapping[str, Any]) -> list[list[str]]:
+    """Pairs of names, and modules that differ in their class alone."""
+    names = [[short(row[when]) for when in ("before", "after")] for row in difference["renamed"]]
+    classes = [row for row in difference["modules"] if " → " in row["class"] and not _figures(row)]
+    pairs = [(row["module"], *row["class"].split(" → ")) for row in classes]
+    return names + [[short(f"{module} {old}"), short(f"{module} {new}")] for module, old, new in pairs]
+
+
+def _figures(row: Mapping[str, Any]) -> bool:
+    """Is any of its figures another?"""
+    return any(isinstance(value, dict) and value["difference"] for value in row.values())
 
 
 def _run(facts: Mapping[str, Any]) -> dict[str, Any]:

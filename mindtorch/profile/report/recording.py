@@ -188,7 +188,7 @@ class Recording:
     spans: Sequence[tuple[int, int]] = ()  # start and end of the iterations reported
     step_ns: Sequence[int] = ()  # of the same, the program's own time
     running_ns: Sequence[int] = ()  # the same, less what the program waited for a processor; none where nobody knows
-    queued_ns: int = 0  # that, of the whole run
+    queued: float = 0.0  # the share of the time reported in which no processor was free
     call_ns: Mapping[int, Sequence[int]] = field(default_factory=dict)  # of the module's calls, recording included
     shapes: Mapping[int, Shaped] | None = None  # by signature, where asked for
     chains: bool = False  # locations of rows know the lines that led there

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mindtorch.profile.report.difference import COUNTS, figure
+from mindtorch.profile.report.conditions import alike
+from mindtorch.profile.report.difference import COUNTS
+from mindtorch.profile.report.step_times import figure
 
 
 def total(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -22,7 +23,7 @@ def folded(rows: Sequence[Mapping[str, Any]], names: tuple[str, ...]) -> list[li
     and for times. names: what else tells rows apart, after the module."""
     found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        path = re.sub(r"\d+", "0", row["module"])
+        path = alike(row["module"])
         counts = [(row[name]["before"], row[name]["after"]) for name in (*COUNTS, "params") if name in row]
         found.setdefault((path, *(row[name] for name in names), *counts), []).append(row)
     return sorted(found.values(), key=_most)

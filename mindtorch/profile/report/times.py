@@ -82,6 +82,22 @@ def steps(iterations: Iterable[tuple[int, int]], away: Iterable[tuple[int, int]]
     return list(itertools.starmap(apart_from(away), iterations))
 
 
+def running(
+    iterations: Iterable[tuple[int, int]], away: Iterable[tuple[int, int]], queued: Iterable[tuple[int, int]]
+) -> list[int]:
+    """`steps`, less the share of each iteration that was spent waiting for a processor: of what is `away`, too."""
+    whole, free = apart_from(()), apart_from(queued)
+    found = []
+    for (start, end), ns in zip(spans := list(iterations), steps(spans, away), strict=True):
+        found.append(ns * free(start, end) // max(whole(start, end), 1))
+    return found
+
+
+def share(start: int, end: int, of: Iterable[tuple[int, int]]) -> float:
+    """The part of the time from `start` to `end` that these took."""
+    return 1 - apart_from(of)(start, end) / (end - start) if end > start else 0.0
+
+
 def quartiles(table: Any) -> Any:
     """The first quartile, the median and the third of each row, as an array of shape (3, rows)."""
     return np.quantile(np.asarray(table, float), (0.25, 0.5, 0.75), axis=-1)

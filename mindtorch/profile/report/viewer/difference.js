@@ -51,8 +51,10 @@ function sentence() {
   });
   if (!found.length) return data.rows.rows.length || data.modules.rows.length || data.held.rows.length ? "The sums are the same; parts differ." : "No operation, FLOP, byte or parameter differs.";
   const text = `${listed(found)}.`;
-  const most = data.most, place = most && [bare(most.op), most.module, most.file && `${base(most.file)}:${most.line}`].filter(Boolean).join(", ");
-  return text[0].toUpperCase() + text.slice(1) + (place ? ` Most of the ${title(most.metric)} in ${place} (${signed(most.metric, [0, most.by])}).` : "");
+  const most = data.most, by = (value) => signed(most.metric, [0, value]);
+  const module = most && `${most.module ? `in ${most.module}` : "outside modules"}${most.times > 1 ? ` ×${most.times}` : ""}`;
+  const inside = most && most.op ? `; there ${[bare(most.op), most.file && `${base(most.file)}:${most.line}`].filter(Boolean).join(", ")} (${by(most.by_row)})` : "";
+  return text[0].toUpperCase() + text.slice(1) + (most ? ` Most of the ${title(most.metric)} ${module} (${by(most.by)})${inside}.` : "");
 }
 
 const times = (row) => (row.repeated > 1 ? ` ×${row.repeated}` : "");

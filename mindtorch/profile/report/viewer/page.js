@@ -14,7 +14,7 @@ const SAID = {
   python: "Python between operations", launch: "waiting for launches", waiting: "waiting", other: "other operations",
 };
 
-const BUSY = 0.25;  // as in cli/report_header.py
+const BUSY = 0.1;  // as in cli/report_header.py
 
 const WAITED = {
   network_s: "waiting for the network", threads_s: "waiting for threads", children_s: "waiting for child processes",
@@ -41,6 +41,7 @@ function timeText() {
 
 // Where the time went, in one sentence.
 function sentence(parts) {
+  if (!totals.ops) return "The program ran no torch operation.";
   const whole = parts.reduce((sum, part) => sum + part.value, 0);
   const most = parts.slice(0, 3).filter((part) => part.value > 0.02 * whole).map((part) => `${share(part.value, whole)} ${SAID[part.kind] || part.kind}`);
   const where = timed ? heaviest(data.modules, totals.time_s) : null;
@@ -55,6 +56,12 @@ function sentence(parts) {
   }
   const start = text[0].toUpperCase() + text.slice(1);
   return also.length ? `${start} ${also.join("; ").replace(/^./, (c) => c.toUpperCase())}.` : start;
+}
+
+// How, where it did not by itself.
+function ended() {
+  if (report.interrupted) return "The program was interrupted; the report is of what ran until then.";
+  return report.exit_code ? `The program ended with exit code ${report.exit_code}; the report is of what ran until then.` : "";
 }
 
 // Those of one class and size are one row.
@@ -239,10 +246,9 @@ function runSection() {
   if (report.lazy) add("lazily", `${count(report.lazy.runs)} recorded operations ran when values were read, ${seconds(report.lazy.run_s)} on ${report.lazy.executor}`);
   if (report.npu) add("on NPUs", `${count(Object.values(report.npu.native).reduce((a, b) => a + b, 0))} calls native, ${count(Object.values(report.npu.staged).reduce((a, b) => a + b, 0))} staged through the CPU`);
   if (report.cluster) add("rank", `${report.cluster.rank} of ${report.cluster.world_size}`);
-  if (totals.queued_s > BUSY * totals.wall_s) add("machine", `busy: the program waited ${seconds(totals.queued_s)} for a processor, so times are longer than on an idle machine`);
+  if (totals.queued_s > BUSY * totals.time_s) add("machine", `busy: the program waited ${seconds(totals.queued_s)} of the time (${percent(totals.queued_s, totals.time_s)} %) for a processor`);
   if (report.host && report.host.here_s > 0) add("host, here", `at least ${seconds(report.host.here_s)} of the program's own beside its operations, measured here; in no other figure`);
-  if (report.interrupted) add("ended", "interrupted; the report is of what ran until then");
-  else if (report.exit_code) add("ended", `with exit code ${report.exit_code}`);
+  add("ended", ended());
   const parts = [el("dl", { class: "facts" }, ...facts)];
   const ranks = (report.ranks || []).filter((row) => row.ran_as !== undefined);
   if (ranks.length) parts.push(el("h3", {}, "Ranks"), plainTable("Ranks", ["rank", "run as", "peak", "operations", "FLOPs", "time", "exposed"], ranks.map((row, i) => [String(row.rank ?? i), String(row.ran_as), bytes(row.peak_bytes), count(row.ops), amount(row.flops), seconds(row.time_s), seconds(row.exposed_s)])));
@@ -276,10 +282,11 @@ function build() {
   document.getElementById("head").append(
     el("div", { class: "tool" }, `genie profile · ${report.mode} · ${report.device} · torch ${report.tool.torch}`),
     el("h1", {}, report.command.join(" ") || "a program"),
-    el("p", { class: "lead", id: "sentence" }, sentence(parts)), ...(parts.length ? oneBar(parts) : []), tiles());
+    el("p", { class: "lead", id: "sentence" }, sentence(parts)), ...(ended() ? [el("p", { class: "warned" }, ended())] : []),
+    ...(parts.length && totals.ops ? oneBar(parts) : []), ...(totals.ops ? [tiles()] : []));
   const whole = totals.time_s;
   const chosen = (rows) => rows.filter(Boolean);
-  const sections = chosen([
+  const sections = chosen(!totals.ops ? [uncountedSection(), runSection()] : [
     findingsSection(),
     data.phases.rows.length && section("phases", "Phases", ...sortedTable({ id: "phase-table", caption: "Phases", name: "phase", table: data.phases, whole, named: (row, query) => [marked(row.name, query)], words: (row) => row.name, by: timed ? "time_s" : "flops", searched: false })),
     metrics.length && section("flame", "Flame graph", el("p", { class: "note help" }, "Each box is as wide as its share. Click, or arrows and Enter, to open one; Escape shows the whole."), ...flameGraph({ views, metrics, figures: (of, boxes, metric) => boxes.of(of[metric]), said: flameText, coloured: (boxes, _, i) => colour(kindOf(boxes, i)) })),
