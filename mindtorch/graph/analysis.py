@@ -134,7 +134,7 @@ def get_analyzer() -> Analyzer:
         make = graph_package.make_analyzer
         if make is None:
             raise LazyTensorError("no analyzer is installed: import mindtorch itself, not one of its modules")
-        _analyzer = _own = make()
+        _analyzer = _own = _own or make()
     return _analyzer
 
 

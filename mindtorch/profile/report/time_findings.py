@@ -137,14 +137,14 @@ def first(of: Looked) -> Said | None:
     """Of a measured run: a first iteration that takes longer than the others together suggest."""
     steps = of.report["steps"]
     spread, first = steps["time_s"], steps["first_s"] or 0.0
-    if of.seen.mode != "measured" or steps["warmup"] or not spread or first <= 2 * spread["median"] or _other_work(of):
+    usual = spread["median"] if spread else 0.0  # none, where nothing is left of it beside recording
+    if of.seen.mode != "measured" or steps["warmup"] or not 0 < 2 * usual < first or _other_work(of):
         return None
-    share = of.part(first - spread["median"])
-    times = first / spread["median"]
+    share, times = of.part(first - usual), first / usual
     text = (
         f"the first of {steps['count']:,} iterations takes {times:.1f} × the usual time; the excess is {percent(share)}"
     )
-    place = of.place(0, _slow_at_first(of, first - spread["median"]))
+    place = of.place(0, _slow_at_first(of, first - usual))
     return Said(f"{text} of the time", share, place, "--warmup 1, which leaves it out of the report")
 
 
