@@ -250,15 +250,18 @@ cdef class Collector:
 
     def end_import(self, bint installed=False):
         """The time since `begin_import`, or since the last op that the module ran, went into loading it."""
-        cdef uint64_t now = mt_now()
+        cdef uint64_t now = mt_now(), ns
         cdef Timeline here = self.here() if self.enabled else None
         if here is not None and installed:
             here.importing = False
         if here is not None and now > here.last:
-            self.imported += now - here.last
+            ns = now - here.last
             if here.in_op:
-                here.inner += now - here.last
-            self.until(here, now, now - here.last)
+                here.inner += ns
+            else:
+                ns -= min(ns, self.accounted - here.seen)      # by other threads meanwhile
+            self.imported += ns
+            self.until(here, now, ns)
 
     def compiling(self, begins):
         """The calling thread begins or ends compiling a function."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -14,6 +17,7 @@ import mindtorch
 from mindtorch._ext import context
 from mindtorch.engine import semantics
 from mindtorch.engine.semantics import owners
+from mindtorch.profile import Profiler
 from mindtorch.profile.measure.iterations import OneLoop
 
 
@@ -158,3 +162,28 @@ def test_C2_what_a_thread_does_within_anothers_call_is_of_that_call() -> None:
     assert loop.counts("enter", 3, 10) and loop.counts("step begins", 3, 10)  # the step's closure calls the model
     assert loop.counts("enter", 1, 7) and not loop.counts("exit", 3, 10)  # the first to come stays
     assert loop.aside == {8, 9, 10}
+
+
+def test_C2_what_two_threads_import_at_once_is_start_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sleeps while it is loaded: together that takes as long as one of them, not twice."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("genie_slow_one", "genie_slow_two"):
+        (tmp_path / f"{name}.py").write_text("import time\ntime.sleep(0.2)\n")
+    net = torch.nn.Linear(2, 2)
+
+    def load(name: str) -> None:
+        net(torch.ones(1, 2))
+        importlib.import_module(name)
+        net(torch.ones(1, 2))
+
+    with Profiler() as profiler:
+        net(torch.ones(1, 2))
+        threads = [threading.Thread(target=load, args=(name,)) for name in ("genie_slow_one", "genie_slow_two")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    report = profiler.report()
+    startup, totals = report["startup"], report["totals"]
+    told = startup["import_s"] + startup["init_s"] + totals["time_s"] + totals["overhead_s"]
+    assert startup["import_s"] > 0.19 and told < totals["wall_s"] + 0.1
