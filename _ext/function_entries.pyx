@@ -43,6 +43,9 @@ cdef extern from *:
     PyObject* LIST "(PyObject*)&PyList_Type"
 
 
+cdef dict _twins = {}                      # function → torch's own, without our entry
+
+
 cdef object attempt(PyObject *f, PyObject **given, Py_ssize_t n, PyObject *names):
     cdef OpInfo info = info_of(<object>f, False)
     cdef Py_ssize_t named = PyTuple_GET_SIZE(<object>names) if names else 0
@@ -51,6 +54,8 @@ cdef object attempt(PyObject *f, PyObject **given, Py_ssize_t n, PyObject *names
             out = known(info)
             if out is not NOT_RECORDED:
                 return out
+    if info.twin is None:                  # described anew since the function got its entry
+        info.twin = _twins[<object>f]
     return info.twin
 
 
@@ -84,7 +89,7 @@ def shorten(func, OpInfo info):
     if twin is not func:
         info.replay = twin if info.replay is info.call else info.replay
         info.call = twin               # on plain tensors, without a look
-    info.twin = twin
+    info.twin = _twins[func] = twin
 
 
 mt_try = attempt

@@ -455,8 +455,8 @@ cdef inline bint _plain_call() except -1:
 
 
 cdef bint may_be_whole(OpInfo info) except -1:
-    return not PyObject_CallNoArgs(function_stack) and info.at_function is None and _plain_call() and (
-        info.handler is None or info.handler()
+    return info.kind == KIND_RECORD and not PyObject_CallNoArgs(function_stack) and info.at_function is None and (
+        _plain_call() and (info.handler is None or info.handler())
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -144,3 +145,22 @@ def test_S1_lists_may_be_empty_and_arguments_none_at_all() -> None:
         for given, why in ((([None],), "element 0 in argument 0, but got NoneType"), ((), "missing 1 required")):
             with pytest.raises(TypeError, match=why):
                 function(*given)
+
+
+def test_L7_a_function_that_was_recorded_is_right_within_an_estimate_and_after_it(
+    after_torch: Callable[..., Any],
+) -> None:
+    """An estimate describes some functions anew, which have entries of their own by then."""
+    code = """
+        import torch, mindtorch
+        from mindtorch.profile.estimate.estimating import estimating
+        x = torch.arange(5.0)
+        def both(t):
+            return torch.quantile(t, 0.5).item(), torch.quantile(t, q=0.5, dim=0).item(), t.quantile(0.5).item()
+        print(both(x.to("remote_accelerator")))
+        with estimating():
+            print(both(torch.arange(5.0)))
+        print(both(x.to("remote_accelerator")), both(x))
+    """
+    two = "(2.0, 2.0, 2.0)"
+    assert after_torch(code).stdout.splitlines() == [two, two, f"{two} {two}"]

@@ -27,6 +27,7 @@ class Npu:
     def __init__(self) -> None:
         self.running = False
         self._told: Callable[[Any], None] | None = None
+        self._before = dict(staging.device_counts)
 
     def listen(self, told: Callable[[Any], None] | None) -> None:
         if self._told is not None:
@@ -73,7 +74,7 @@ class Npu:
 
     def memory(self) -> dict[int, tuple[int, int]]:
         return {index: (_blocks.max_memory_allocated(index), _blocks.max_memory_reserved(index))
-                for index in staging.device_counts}  # fmt: skip
+                for index, calls in staging.device_counts.items() if calls > self._before.get(index, 0)}  # fmt: skip
 
 
 class NpuOps:
