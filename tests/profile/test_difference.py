@@ -22,7 +22,7 @@ from mindtorch.profile.report.conditions import where as where_most
 from mindtorch.profile.report.difference import COUNTS, compare
 from tests.profile.shown_difference import shown_adds_up
 
-PROGRAM = """
+BLOCK = """
 import torch
 from torch import nn
 
@@ -39,7 +39,10 @@ class Block(nn.Module):
         y = torch.relu(y)
         y = self.down(y)
         return x + y
-
+"""
+PROGRAM = (
+    BLOCK
+    + """
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -59,6 +62,7 @@ for _ in range(2):
     loss.backward()
     optimizer.step()
 """
+)
 Report = dict[str, Any]
 Run = Callable[[str, str], Report]
 

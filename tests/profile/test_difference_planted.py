@@ -11,28 +11,13 @@ import pytest
 import torch
 
 from mindtorch.profile.report.conditions import Condition, where
-from tests.profile.test_difference import Run, compared, run
+from tests.profile.test_difference import BLOCK, Run, compared, run
 
 __all__ = ["run"]  # a fixture
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = """
-import torch
-from torch import nn
-
-class Block(nn.Module):
-    def __init__(self, d, wide):
-        super().__init__()
-        self.norm = nn.LayerNorm(d)
-        self.up = nn.Linear(d, wide)
-        self.down = nn.Linear(wide, d)
-
-    def forward(self, x):
-        y = self.norm(x)
-        y = self.up(y)
-        y = torch.relu(y)
-        y = self.down(y)
-        return x + y
-
+PROGRAM = (
+    BLOCK
+    + """
 class Net(nn.Module):
     def __init__(self, widths):
         super().__init__()
@@ -52,6 +37,7 @@ for _ in range(2):
     loss.backward()
     net.zero_grad()
 """
+)
 #: What is written for what; the condition that must hold, the least that must not; where most of it is: module, line.
 PLANTED = {
     "a layer that is wider": (

@@ -157,19 +157,18 @@ class DeviceOps:
         if error:
             self._fall_back(error)
         elif collector.enabled and spans:
-            self._attribute(np.frombuffer(spans, _SPAN), traced, dropped)
+            self._attribute(kind, np.frombuffer(spans, _SPAN), traced, dropped)
         if again and not self.why:
             self._start(kind)
         collector.aside(now)
         return now_ns()
 
-    def _attribute(self, spans: Any, traced: Traced, dropped: int) -> None:
+    def _attribute(self, kind: Kind, spans: Any, traced: Traced, dropped: int) -> None:
         keys, rows = np.unique(spans[["sig", "module", "location", "phase"]], return_inverse=True)
         given = np.zeros(len(spans), device_time.SPAN)
         given["start"], given["ns"] = spans["start"], spans["ns"]
         given["row"], given["thread"] = rows.reshape(-1), spans["thread"]
-        assert self._kind is not None
-        if why := implausible(given, traced, self._kind.tracer):
+        if why := implausible(given, traced, kind.tracer):
             self._fall_back(why)
             return
         found = device_time.attribute(given, traced.launches, traced.kernels)
