@@ -10,10 +10,11 @@ from cpython.tuple cimport PyTuple_GET_SIZE
 
 from .intercept cimport NOT_RECORDED, known, may_be_whole, whole_call
 from .intern cimport KIND_RECORD, OpInfo
-from .interpreter cimport mt_copy
+from .interpreter cimport mt_binary, mt_copy, mt_subscript
 from .keys cimport asks_first, encode_vector, is_ours, somebody_asks_first
 from .lazy cimport type_of
 from .registry cimport info_of
+from .shortcuts cimport shortcut
 
 cdef extern from *:
     """
@@ -114,6 +115,45 @@ def make_method(func):
     method.__name__, method.__qualname__, method.__doc__ = func.__name__, func.__qualname__, func.__doc__
     method.__wrapped__ = func
     return method
+
+
+def make_short(func):
+    """As make_method, for method `func` of torch's that gives a view of its tensor, or writes to it."""
+    cdef OpInfo info = info_of(func, False)
+    if not info.short:
+        raise ValueError(f"[make_short] expected a method that gives a view or writes, got {info.name}")
+
+    def method(self, *args, **kwargs):
+        out = shortcut(info, (self,) + args, <dict>kwargs if kwargs else None)
+        if out is not NOT_RECORDED:
+            return out
+        return func(self, *args, **kwargs)
+
+    method.__name__, method.__qualname__, method.__doc__ = func.__name__, func.__qualname__, func.__doc__
+    method.__wrapped__ = func
+    return method
+
+
+cdef mt_binary torchs_subscript = NULL
+cdef OpInfo getitem = None
+
+
+cdef object subscript(object self, object index):
+    out = shortcut(getitem, (self, index), None)
+    return torchs_subscript(self, index) if out is NOT_RECORDED else out
+
+
+def shorten_subscript(cls, func):
+    """As make_short, for `x[i]` of objects of `cls`; `func` is torch's method for it.
+
+    With a method of that name, C code would take each tensor for a sequence.
+    """
+    global torchs_subscript, getitem
+    cdef mt_binary *place = mt_subscript(<PyObject *>cls)
+    if torchs_subscript == NULL:
+        getitem = info_of(func, False)
+        torchs_subscript = place[0]
+        place[0] = subscript
 
 
 def rule_finder(dict entries, torchs):

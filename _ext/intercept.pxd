@@ -1,3 +1,5 @@
+from libc.stdint cimport uint32_t
+
 from .intern cimport OpInfo
 
 cdef object NOT_RECORDED
@@ -10,3 +12,12 @@ cdef object known(OpInfo info)
 
 # Record the call whole, if its arguments are constants and tensors of ours and its result can be inferred.
 cdef object whole_call(OpInfo info, tuple args, dict kwargs)
+
+# What shortcuts.pyx shares: may calls be recorded that torch has to see once? The grad mode, asked for by the first:
+# does it say that no result can have a gradient? The call of number `sid`, whose inputs are in the key, recorded.
+cdef bint may_be_short() except -1
+cdef bint grad_is_off() except -1
+cdef bint grad_mode() noexcept
+cdef object finish(uint32_t sid)
+cdef int limit() except -1     # run or drop what waits, if it is much
+cdef void counted_whole() noexcept

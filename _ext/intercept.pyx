@@ -8,7 +8,7 @@ says what comes out.
 """
 from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
@@ -27,6 +27,7 @@ from .ledger cimport (
 )
 from .overlap cimport refused_overlap
 from .registry cimport info_of, set_describe, set_info
+from .shortcuts cimport may_remember, remember, shortcut, version_of
 from .structs cimport (
     MAX_DEVICES, MAX_INPUTS, NO_PLACE, REC_GRAD, SIG_BLIND, SIG_FOLDS, SIG_RANDOM, SIG_SMALL, SIG_WRITES, SLOT_GRAD,
     Record, SigS,
@@ -181,7 +182,7 @@ cdef uint32_t _new_sig(OpInfo info, tuple args, dict kwargs, bint dispatch, int 
             tape.rng_of(drawing)
         if place != NO_PLACE:
             _append_device(place)
-        _grad_is_off()
+        grad_is_off()
         return table.add_sig(K.buf, <uint32_t>K.n, hash_key(K.buf, <uint32_t>K.n), info, ret, out_metas, alias,
                              written, flags, drawing)
     finally:
@@ -213,7 +214,7 @@ cdef int _knowing(SigS *s) noexcept:
     return 0
 
 
-cdef object _finish(uint32_t sid):
+cdef object finish(uint32_t sid):
     """Append the call whose key and inputs are in the static buffers, and wrap its outputs.
 
     `grad_on` must hold torch's grad mode: some kernels (oneDNN's LSTM) compute differently with it. Results are
@@ -270,14 +271,12 @@ cdef object _finish(uint32_t sid):
         finally:
             tape.handle_died(slot)
     out = wrap(slot, sig_out_meta(s)[0], no_grad, r, few)
-    if tape.n_pending >= tape.sweep_at:
-        tape.sweep()
-        _limit()
+    limit()
     return out
 
 
 cdef object _finish_many(uint32_t sid, SigS *s, bint grad, bint no_grad, int knowing):
-    """As _finish, for calls that do not return one fresh tensor: several, some of their inputs, or nothing."""
+    """As finish, for calls that do not return one fresh tensor: several, some of their inputs, or nothing."""
     cdef tuple template = <tuple>s.ret if s.ret else (0, 0)
     cdef uint32_t n_in = s.n_in, n_out = s.n_out, n_floats = sig_floats(s), i, appended = 0
     cdef bint writes = s.flags & SIG_WRITES, dataless = K.device < 0
@@ -350,9 +349,7 @@ cdef object _finish_many(uint32_t sid, SigS *s, bint grad, bint no_grad, int kno
         for i in range(n_in):
             Py_DECREF(<object>objs[i])
         free(objs)
-    if tape.n_pending >= tape.sweep_at:
-        tape.sweep()
-        _limit()
+    limit()
     if type(template[0]) is type:
         return template[0](result)             # torch.return_types.max and its like
     code = template[0]
@@ -363,7 +360,10 @@ cdef object _finish_many(uint32_t sid, SigS *s, bint grad, bint no_grad, int kno
     return tuple(result) if code == RETURNS_TUPLE else result
 
 
-cdef int _limit() except -1:
+cdef int limit() except -1:
+    if tape.n_pending < tape.sweep_at:
+        return 0
+    tape.sweep()
     if tape.waiting_draws > MAX_DRAWS and tape.on_draws is not None:
         # The generator must advance even if nobody reads the numbers: draw them now, so that they don't pile up.
         tape.waiting_draws = 0
@@ -386,7 +386,7 @@ cdef object _record(OpInfo info, tuple args, dict kwargs, bint dispatch):
             mixed_devices(info, args, kwargs)
         return NOT_RECORDED
     sid = tape.interner.find_sig(K.buf, <uint32_t>K.n, hash_key(K.buf, <uint32_t>K.n))
-    cdef bint no_graph = _grad_is_off() or not K.uncertain
+    cdef bint no_graph = grad_is_off() or not K.uncertain
     if not dispatch and not no_graph:
         return NOT_RECORDED
     if sid == 0:
@@ -401,7 +401,7 @@ cdef object _record(OpInfo info, tuple args, dict kwargs, bint dispatch):
         sid = _log(info, args, kwargs, NO_PLACE)
         if sid == 0:
             return NOT_RECORDED
-    return _finish(sid)
+    return finish(sid)
 
 
 cdef object whole_call(OpInfo info, tuple args, dict kwargs):
@@ -415,7 +415,7 @@ cdef object known(OpInfo info):
     global n_whole
     cdef uint32_t sid
     cdef SigS *s
-    if logging or drawing_at_once and info.random or not _grad_is_off() and K.uncertain:
+    if logging or drawing_at_once and info.random or not grad_is_off() and K.uncertain:
         return NOT_RECORDED
     sid = tape.interner.find_sig(K.buf, <uint32_t>K.n, hash_key(K.buf, <uint32_t>K.n))
     if sid == 0:
@@ -424,7 +424,7 @@ cdef object known(OpInfo info):
     if s.flags & SIG_WRITES or _folds(s):
         return NOT_RECORDED
     n_whole += 1
-    return _finish(sid)
+    return finish(sid)
 
 
 cdef uint32_t _log(OpInfo info, tuple args, dict kwargs, int device) except? 0:
@@ -434,19 +434,32 @@ cdef uint32_t _log(OpInfo info, tuple args, dict kwargs, int device) except? 0:
         return 0
     if device != NO_PLACE:
         _append_device(device)
-    _grad_is_off()
+    grad_is_off()
     return tape.interner.find_sig(K.buf, <uint32_t>K.n, hash_key(K.buf, <uint32_t>K.n))
 
 
 cdef bint grad_on = False
 
 
-cdef bint _grad_is_off() except -1:
+cdef bint grad_is_off() except -1:
     """Read torch's grad mode; True when no result can require grad or carry a tangent."""
     # Builtins that run no Python code: the static buffers survive the calls.
     global grad_on
     grad_on = PyObject_CallNoArgs(grad_enabled)
     return not grad_on and (not K.uncertain or <object>forward_ad._current_level < 0)
+
+
+cdef bint grad_mode() noexcept:
+    return grad_on
+
+
+cdef void counted_whole() noexcept:
+    global n_whole
+    n_whole += 1
+
+
+cdef bint may_be_short() except -1:
+    return not logging and not PyObject_CallNoArgs(function_stack) and _plain_call()
 
 
 cdef inline bint _plain_call() except -1:
@@ -483,7 +496,7 @@ cdef uint32_t _scripted(OpInfo info) except? 0:
         if has_kept(K.ins[i]):
             K.n = 0
             return 0
-    if not _grad_is_off() and K.uncertain or info.kind != KIND_HANDLER and not (info.handler is None or info.handler()):
+    if not grad_is_off() and K.uncertain or info.kind != KIND_HANDLER and not (info.handler is None or info.handler()):
         K.n = 0
         return 0
     if K.serial == serial:
@@ -533,7 +546,7 @@ cdef object _apart(OpInfo info, object func, object types, tuple args, dict kwar
     sid = _scripted(info)
     if has_script(sid):
         n_whole += 1
-        return _finish(sid)
+        return finish(sid)
     if stopped or K.n == 0 or (sid and tape.interner.sigs[sid].n_out == 0):
         return NOT_RECORDED
     here(&since)
@@ -583,7 +596,9 @@ cdef bint _folds(SigS *s) except -1:
 def torch_function(cls, func, types, tuple args=(), kwargs=None):
     """`__torch_function__` of LazyTensor; `cls` is None when a class that has the first say has had it."""
     cdef OpInfo info = info_of(func, False)
-    cdef bint mixed, places
+    cdef bint mixed, places, short = False
+    cdef uint64_t since
+    cdef int64_t before
     if cls is not None:
         out = others_first(func, types, args, kwargs)
         if out is not NOBODY:
@@ -602,6 +617,11 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
         out = _apart(info, func, types, args, <dict>kwargs)
         if out is not NOT_RECORDED:
             return out
+    if info.short:
+        out = shortcut(info, args, <dict>kwargs)
+        if out is not NOT_RECORDED:
+            return out
+        short = may_remember and PyTuple_GET_SIZE(args) > 0
     if info.kind == KIND_RECORD:
         # What an operator called by name writes or views, torch's layers above the dispatch level must see.
         if not info.view and (info.whole or not info.writes) and _plain_call() and (
@@ -625,7 +645,12 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
     if info.kind == KIND_RECORD and info.whole and not apart:
         if (out := run_whole(info, args, {} if kwargs is None else kwargs)) is not NotImplemented:
             return out
-    return _go_on(info, func, types, args, kwargs)
+    if not short:
+        return _go_on(info, func, types, args, kwargs)
+    since, before = tape.tail, version_of(<PyObject *>args[0])
+    out = _go_on(info, func, types, args, kwargs)
+    remember(info, args, <dict>kwargs, since, before, out)
+    return out
 
 
 cdef inline object _go_on(OpInfo info, object func, object types, tuple args, object kwargs):
@@ -797,5 +822,5 @@ def record_creation(OpInfo info, tuple args, dict kwargs, int device):
     if sid == 0:
         return None
     n_whole += 1
-    _grad_is_off()
-    return _finish(sid)
+    grad_is_off()
+    return finish(sid)

@@ -86,6 +86,7 @@ cdef class OpInfo:
     cdef public bint whole         # function level: must not be taken apart where no gradient is needed
     cdef public bint copies        # function level: gives fresh memory, for some arguments at least
     cdef public bint pointwise     # may write a tensor that it also reads
+    cdef public bint short         # function level: may come to the same each time, see shortcuts.pyx
     cdef public bint bumps         # torch's kernel, not its autograd layer, advances the version of what is written
     cdef bint named                # an interned call names it
     cdef public object twin        # what does as torch's `func`, where that has an entry of ours; None: nobody asked

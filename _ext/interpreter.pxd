@@ -52,6 +52,11 @@ cdef extern from *:
     /* ---- Classes. Borrowed; of a class that a program made. 3.11 has a function for it, which makes an object. */
     static inline PyObject *mt_class_name(PyObject *o) { return ((PyHeapTypeObject *)Py_TYPE(o))->ht_name; }
     static inline newfunc *mt_constructor(PyObject *type) { return &((PyTypeObject *)type)->tp_new; }
+    /* What `x[i]` calls, of a class that has a table of its own: one that a program made. */
+    typedef binaryfunc mt_binary;
+    static inline mt_binary *mt_subscript(PyObject *type) {
+        return &((PyTypeObject *)type)->tp_as_mapping->mp_subscript;
+    }
 
     /* ---- Objects that die and come back. How those of a class are freed; whether the class wants to know. */
     typedef void (*mt_destructor)(PyObject *o);
@@ -201,6 +206,8 @@ cdef extern from *:
     PyMethodDef **mt_definition(PyObject *f) noexcept
     PyGetSetDef **mt_attribute(PyObject *descr) noexcept
     void **mt_constructor(PyObject *type) noexcept
+    ctypedef object (*mt_binary)(object, object)
+    mt_binary *mt_subscript(PyObject *type) noexcept
     object mt_copy(object f)
     void mt_set_vectorcall(PyObject *f, void *call) noexcept
     object mt_ask(object descr, object obj)

@@ -10,7 +10,7 @@ each change that a program can make is seen. Where they are not, no wrapper is k
 """
 from cpython.dict cimport PyDict_CheckExact, PyDict_Size
 from cpython.ref cimport Py_DECREF, PyObject
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memset
 
@@ -19,6 +19,13 @@ from .interpreter cimport (
     mt_has_weakrefs, mt_is_unshared, mt_let_go,
 )
 from .tape cimport Handle, Tape
+
+cdef extern from *:
+    """
+    /* Backward passes count in threads of their own. */
+    static inline void mt_add_one(uint64_t *at) { __atomic_fetch_add((uint32_t *)at, 1, __ATOMIC_SEQ_CST); }
+    """
+    void mt_add_one(uint64_t *at) noexcept
 
 cdef enum:
     # What torch 2.12 to 2.15 have: c10::TensorImpl up to its sizes is vtable, counts, storage, autograd's, extra,
@@ -165,6 +172,27 @@ cdef void give_back(PyObject *o) noexcept:
 
 cdef void set_dealloc(mt_destructor how) noexcept:
     mt_dealloc_of(classes[0])[0] = mt_dealloc_of(classes[1])[0] = how
+
+
+# ---- versions, keys --------------------------------------------------------------------------------------------------
+cdef uint64_t *counter_of(PyObject *o) noexcept:
+    """Where torch counts the writes to a tensor; NULL where it does not, or is not read."""
+    cdef uint64_t *impl = (<uint64_t **>o)[CDATA] if self_at else NULL
+    return NULL if impl == NULL else <uint64_t *>impl[VERSION]
+
+
+cdef uint64_t *keys_of(PyObject *o) noexcept:
+    """Where its dispatch keys are; NULL where tensors are not read."""
+    return &(<uint64_t **>o)[CDATA][self_at + BEHIND_SELF - 1] if self_at else NULL
+
+
+cdef int64_t version(PyObject *o) noexcept:
+    cdef uint64_t *counter = counter_of(o)
+    return -1 if counter == NULL else <int64_t><uint32_t>counter[2]
+
+
+cdef void advance(PyObject *o) noexcept:
+    mt_add_one(counter_of(o) + 2)
 
 
 # ---- shelves ---------------------------------------------------------------------------------------------------------

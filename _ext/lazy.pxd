@@ -14,6 +14,9 @@ cdef extern from *:
 
 cdef Tape get_tape()
 cdef Handle handle_of(object t)
+cdef PyObject *class_of_results() noexcept     # what calls on recorded tensors return
+cdef void give_handle(object t, Handle h) noexcept     # to an object of that class which has none
+cdef tuple contiguous(object size)             # the strides of a new tensor of this size
 cdef bint is_ours(object cls) noexcept
 cpdef int device_index(t) except? -1
 cdef PyObject *handle_beside(PyObject *o) except? NULL

@@ -73,6 +73,15 @@ cdef Tape get_tape():
 
 
 # ---- handles -------------------------------------------------------------------------------------------------------
+cdef PyObject *class_of_results() noexcept:
+    return fast_type
+
+
+cdef void give_handle(object t, Handle h) noexcept:
+    Py_INCREF(h)
+    MT_SET_SLOT(<PyObject *>t, slot_offset, <PyObject *>h)
+
+
 cdef Handle handle_of(object t):
     """The handle of a lazy tensor; None for anything else."""
     cdef PyObject *o = <PyObject *>t
@@ -136,8 +145,7 @@ cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record *r, const vo
         inference = PyObject_CallNoArgs(inference_enabled)
         t = take(tape, meta, inference)
         if t is not None:
-            Py_INCREF(h)
-            MT_SET_SLOT(<PyObject *>t, slot_offset, <PyObject *>h)
+            give_handle(t, h)
             return t
     if m.offset:
         offset = m.offset
@@ -149,7 +157,7 @@ cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record *r, const vo
     argv[5] = <PyObject *>None
     argv[6] = m.dtype
     if m.offset and not m.stride:
-        stride = _contiguous_strides(<object>m.size)
+        stride = contiguous(<object>m.size)
         argv[3] = <PyObject *>stride
     if m.device < 0:
         argv[1] = dataless_type
@@ -157,8 +165,7 @@ cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record *r, const vo
         argv[8] = <PyObject *>places[-1 - m.device]
         n_args = 8
     t = PyObject_Vectorcall(<PyObject *>make_wrapper, argv + 1, n_args, NULL)
-    Py_INCREF(h)
-    MT_SET_SLOT(<PyObject *>t, slot_offset, <PyObject *>h)
+    give_handle(t, h)
     if bits:
         set_view_bits(t, bits)
     elif keeping:
@@ -168,10 +175,10 @@ cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record *r, const vo
 
 def canonical(size, tuple stride):
     """None when `stride` is what a new contiguous tensor of this size has, else `stride`."""
-    return None if stride == _contiguous_strides(size) else stride
+    return None if stride == contiguous(size) else stride
 
 
-cdef tuple _contiguous_strides(object size):
+cdef tuple contiguous(object size):
     cdef list out = [1] * len(size)
     cdef int64_t acc = 1
     cdef Py_ssize_t k = len(size) - 1
@@ -460,7 +467,7 @@ def kept(Handle h):
     ) and not base.storage_offset():
         return base            # as it was kept: no need for another view
     if stride is None:
-        stride = _contiguous_strides(size)
+        stride = contiguous(size)
     try:
         if base.dtype is dtype:
             base = as_strided(base, size, stride, offset)

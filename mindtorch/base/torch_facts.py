@@ -11,8 +11,10 @@ and no other file asks which release it is. What was lost is in ``lost``, which 
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
+import os
 import struct
 import sys
 import types
@@ -179,6 +181,30 @@ def shorten_rules() -> None:
     if found(types.SimpleNamespace(__qualname__=probe), torch.Tensor) is not None or entries.pop(probe, None) is None:
         return  # it does not go by that name there
     setattr(registry, "find_torch_dispatch_rule", rule_finder(entries, found))  # noqa: B010
+
+
+def views_made(wrapper: Any) -> bool:
+    """Does torch export the operators by which `_ext/native_views.pyx` makes views, of tensors like this one?"""
+    from .._ext import native_views
+
+    folder = os.path.join(os.path.dirname(torch.__file__), "lib")
+    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    libraries = [
+        ctypes.CDLL(os.path.join(folder, name), os.RTLD_LAZY | os.RTLD_NOLOAD)
+        for part in ("torch_python", "torch_cpu", "c10")
+        for name in names
+        if name in (f"lib{part}.so", f"lib{part}.dylib")
+    ]
+
+    def find(name: str) -> int:
+        for library in libraries:
+            if hasattr(library, name):
+                return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+        return 0
+
+    keys = torch._C.DispatchKey
+    plain = torch.zeros(2, 3, device="cpu")
+    return native_views.start(find, keys.Python.value, keys.PythonTLSSnapshot.value, plain, wrapper)
 
 
 def wrappers_tried() -> bool:

@@ -26,6 +26,7 @@ from ..._ext import intern as _intern
 from ..._ext import kept_wrappers as _wrappers
 from ..._ext import keys as _keys
 from ..._ext import lazy as _core
+from ..._ext import shortcuts as _shortcuts
 from ..._ext import view_chains as _view_chains
 from ..._ext.guards import NoGrad, Unseen
 from ...base import config, torch_facts
@@ -365,6 +366,11 @@ _BINARY = {
 _METHODS = (
     "add sub mul div mm bmm pow neg abs exp log sqrt rsqrt square relu sigmoid tanh sum mean softmax log_softmax"
 ).split()
+#: Methods that give a view or write, and come to the same each time: see `_ext/shortcuts.pyx`.
+_SHORT = (
+    "view reshape t transpose permute unsqueeze squeeze expand flatten select narrow swapaxes movedim "
+    "add_ sub_ mul_ div_ zero_ fill_ clamp_ addcmul_ addcdiv_ lerp_ sqrt_ neg_ exp_ pow_ masked_fill_"
+).split()
 _REFLECTED = {"__radd__": torch.Tensor.add, "__rmul__": torch.Tensor.mul}
 
 
@@ -411,6 +417,12 @@ def _install() -> None:
         setattr(RecordedTensor, name, _intercept.make_binary(func, getattr(torch.Tensor, name)))
     for name in _METHODS:
         setattr(RecordedTensor, name, _entries.make_method(getattr(torch.Tensor, name)))
+    wrapper = _hooks.twin(torch.Tensor._make_wrapper_subclass)(_FastLazyTensor, (2, 3))
+    if laid_out and torch_facts.views_made(wrapper):
+        _shortcuts.start_with(torch)
+        for name in _SHORT:
+            setattr(RecordedTensor, name, _entries.make_short(getattr(torch.Tensor, name)))
+        _entries.shorten_subscript(_FastLazyTensor, torch.Tensor.__getitem__)
     RecordedTensor.__neg__ = _intercept.make_operator(torch.Tensor.neg, torch.Tensor.__neg__)  # type: ignore[method-assign]
     convert = meta.MetaTensor._as_dtype
     meta.MetaTensor._as_dtype = _intercept.make_operator(torch.Tensor.to, convert, whole=False)  # type: ignore[method-assign]

@@ -55,24 +55,37 @@ def describe(func: Any, dispatch: bool) -> Any:
             handler=lists.guard(name),
             whole=whole,
             writes=("out",) if whole else (),
-            pointwise=any(torch.Tag.pointwise in o.tags for o in schema.overloads(name)),
+            pointwise=_is_pointwise(name),
         )
     kind = _intern.EAGER if dispatch else _intern.PASS
     plain_name = str(name or getattr(func, "__name__", "?"))
     in_place = plain_name.endswith("_") and not plain_name.endswith("__") and not plain_name.startswith("aten::_")
+    writes = in_place and not dispatch
+    view = not dispatch and (func is torch.Tensor.__getitem__ or ops.about(plain_name).tag == "view")
+    repeats = kind == _intern.PASS and isinstance(func, _COMPILED) and plain_name.startswith("aten::")
     info = _intern.OpInfo(
         func,
         plain_name,
         kind,
-        writes=(0,) if in_place and not dispatch else (),
+        writes=(0,) if writes else (),
         copies=ops.about(plain_name).may_copy and not dispatch,
-        view=not dispatch
-        and not in_place
-        and (func is torch.Tensor.__getitem__ or ops.about(plain_name).tag == "view"),
+        pointwise=repeats and writes and _is_pointwise(plain_name),
+        view=view and not in_place,
     )
+    info.short = repeats and (info.view or writes or plain_name in _AUGMENTED)
     if kind == _intern.PASS and ops.about(plain_name).values_backward:
         info.kind, info.handler = _intern.HANDLER, functools.partial(_checked, info)
     return info
+
+
+#: ``+=`` and its like.
+_AUGMENTED = frozenset(f"aten::__i{name}__" for name in "add sub mul truediv and or xor lshift rshift".split())
+#: Functions of torch's in C++: without Python code that could do something else the next time.
+_COMPILED = (types.MethodDescriptorType, types.WrapperDescriptorType, types.BuiltinFunctionType)
+
+
+def _is_pointwise(name: str) -> bool:
+    return any(torch.Tag.pointwise in o.tags for o in schema.overloads(name))
 
 
 def _checked(info: Any, args: tuple, kwargs: dict) -> Any:

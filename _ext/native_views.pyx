@@ -1,0 +1,226 @@
+"""Views of wrappers, made by torch itself without its detour to Python.
+
+Torch's own operator makes a view of a wrapper as of any tensor, with all that belongs to it (base, version, node of
+autograd, creation mode), where the dispatch to the wrapper's class is passed over: a view reads no element. What a view
+is to the program is torch's answer then, at the price of a view of a plain tensor.
+
+The operators are called by the names that torch's libraries export (`at::_ops::view::call`), which say the types of
+their arguments. `start` finds them, and `tried` compares each with torch's own on a plain tensor. What is not there, or
+is not the same, is dispatched as ever.
+"""
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_DECREF
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint64_t
+
+from .kept_wrappers cimport keys_of
+
+cdef extern from *:
+    """
+    /* A C++ object that is returned in memory which the caller gives. C does so with any struct of this size. */
+    typedef struct { void *impl, *more[3]; } mt_tensor;
+    /* std::optional<c10::SymInt> and c10::SymInt, handed on by address. */
+    typedef struct { int64_t value; uint64_t is_set; } mt_optional;
+    #define MT_ON(base) ((char *)(base) + 2 * sizeof(void *))      /* the at::Tensor in the Python object */
+
+    typedef mt_tensor (*mt_view_0)(const void *);
+    typedef mt_tensor (*mt_view_1)(const void *, int64_t);
+    typedef mt_tensor (*mt_view_2)(const void *, int64_t, int64_t);
+    typedef mt_tensor (*mt_view_3)(const void *, int64_t, int64_t, int64_t);
+    typedef mt_tensor (*mt_view_list)(const void *, const int64_t *, size_t);
+    typedef mt_tensor (*mt_view_list_bool)(const void *, const int64_t *, size_t, _Bool);
+    typedef mt_tensor (*mt_view_select)(const void *, int64_t, const int64_t *);
+    typedef mt_tensor (*mt_view_slice)(const void *, int64_t, const mt_optional *, const mt_optional *,
+                                       const int64_t *);
+    typedef mt_tensor (*mt_view_strided)(const void *, const int64_t *, size_t, const int64_t *, size_t,
+                                         const mt_optional *);
+    /* `a`, `b`: its numbers, and where the second list begins; the last number of each form stands at the end. */
+    static mt_tensor mt_make(const void *on, void *call, int how, const int64_t *a, int n, const int64_t *b, int m,
+                             int set_a, int set_b) {
+        mt_optional first = {a[1], (uint64_t)set_a}, second = {a[2], (uint64_t)set_b};
+        switch (how) {
+            case 0: return ((mt_view_0)call)(on);
+            case 1: return ((mt_view_1)call)(on, a[0]);
+            case 2: return ((mt_view_2)call)(on, a[0], a[1]);
+            case 3: return ((mt_view_3)call)(on, a[0], a[1], a[2]);
+            case 4: return ((mt_view_list)call)(on, a, (size_t)n);
+            case 5: return ((mt_view_list_bool)call)(on, a, (size_t)n, (_Bool)set_a);
+            case 6: return ((mt_view_select)call)(on, a[0], a + 1);
+            case 7: return ((mt_view_slice)call)(on, a[0], &first, &second, a + 3);
+            default:
+                first.value = b[m];
+                return ((mt_view_strided)call)(on, a, (size_t)n, b, (size_t)m, &first);
+        }
+    }
+    """
+    ctypedef struct mt_tensor:
+        void *impl
+    void *MT_ON(void *base) noexcept
+    mt_tensor mt_make(const void *on, void *call, int how, const int64_t *a, int n, const int64_t *b, int m,
+                      int set_a, int set_b) noexcept
+
+# A C++ bool is one byte.
+ctypedef PyObject *(*Wrap)(const void *tensor, PyObject *cls)
+ctypedef void (*Exclude)(uint16_t key, uint8_t on) noexcept
+ctypedef uint8_t (*IsExcluded)(uint16_t key) noexcept
+ctypedef int (*New)(void ***cell) noexcept
+ctypedef int (*Delete)(void **cell) noexcept
+
+cdef enum Form:
+    NOTHING = 0
+    ONE = 1
+    TWO = 2
+    THREE = 3
+    LIST = 4
+    LIST_BOOL = 5
+    SELECT = 6
+    SLICE = 7
+    STRIDED = 8
+
+#: Operator -> (what it takes, the rest of the name of its C++ function).
+OPERATORS = {
+    "aten::t": (NOTHING, "1t4callERKNS_6TensorE"),
+    "aten::alias": (NOTHING, "5alias4callERKNS_6TensorE"),
+    "aten::squeeze": (NOTHING, "7squeeze4callERKNS_6TensorE"),
+    "aten::squeeze.dim": (ONE, "11squeeze_dim4callERKNS_6TensorEl"),
+    "aten::unsqueeze": (ONE, "9unsqueeze4callERKNS_6TensorEl"),
+    "aten::transpose.int": (TWO, "13transpose_int4callERKNS_6TensorEll"),
+    "aten::diagonal": (THREE, "8diagonal4callERKNS_6TensorElll"),
+    "aten::unfold": (THREE, "6unfold4callERKNS_6TensorElll"),
+    "aten::permute": (LIST, "7permute4callERKNS_6TensorEN3c108ArrayRefIlEE"),
+    "aten::view": (LIST, "4view4callERKNS_6TensorEN3c108ArrayRefINS5_6SymIntEEE"),
+    "aten::expand": (LIST_BOOL, "6expand4callERKNS_6TensorEN3c108ArrayRefINS5_6SymIntEEEb"),
+    "aten::select.int": (SELECT, "10select_int4callERKNS_6TensorElN3c106SymIntE"),
+    "aten::slice.Tensor": (SLICE, "12slice_Tensor4callERKNS_6TensorElSt8optionalIN3c106SymIntEES8_S7_"),
+    "aten::as_strided": (
+        STRIDED, "10as_strided4callERKNS_6TensorEN3c108ArrayRefINS5_6SymIntEEES8_St8optionalIS7_E",
+    ),
+}
+#: What else is called: see the types above.
+OTHERS = (
+    "_Z16THPVariable_WrapRKN2at10TensorBaseEP11_typeobject",
+    "_ZN3c104impl29tls_set_dispatch_key_excludedENS_11DispatchKeyEb",
+    "_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE",
+    "aoti_torch_new_uninitialized_tensor",
+    "aoti_torch_delete_tensor_object",
+)
+
+cdef dict calls = {}                       # operator -> (what it takes, address)
+cdef Wrap wrap_ = NULL
+cdef Exclude exclude = NULL
+cdef IsExcluded is_excluded = NULL
+cdef New new_cell = NULL
+cdef Delete delete_cell = NULL
+cdef int python_key = 0, snapshot_key = 0
+cdef uint64_t to_classes = 0               # the same keys, as bits of a tensor's
+
+
+def start(find, int python, int snapshot, plain, wrapper):
+    """Look for all that is called. False: torch lacks what each of them needs.
+
+    `find(name)`: address of a C++ function of torch's, 0 where it is not exported. `python`, `snapshot`: numbers of the
+    dispatch keys by which operators come to classes, as they come to that of `wrapper`, and not to that of `plain`.
+    """
+    global wrap_, exclude, is_excluded, new_cell, delete_cell, python_key, snapshot_key, to_classes
+    cdef list others = [find(name) for name in OTHERS]
+    if not all(others) or keys_of(<PyObject *>wrapper) == NULL:
+        return False
+    to_classes = keys_of(<PyObject *>wrapper)[0] & ~keys_of(<PyObject *>plain)[0]
+    wrap_ = <Wrap><size_t>others[0]
+    exclude = <Exclude><size_t>others[1]
+    is_excluded = <IsExcluded><size_t>others[2]
+    new_cell = <New><size_t>others[3]
+    delete_cell = <Delete><size_t>others[4]
+    python_key, snapshot_key = python, snapshot
+    for operator, (how, rest) in OPERATORS.items():
+        address = find(f"_ZN2at4_ops{rest}")
+        if address:
+            calls[operator] = how, address
+    return bool(calls)
+
+
+def stop():
+    """Make no more views: each is dispatched, as ever."""
+    calls.clear()
+
+
+cdef bint describe(View *view, str name, tuple args) except -1:
+    cdef object found = calls.get(name)
+    cdef list first, second = []
+    cdef int i
+    if found is None:
+        return False
+    how, address = found
+    view.set_a = view.set_b = False
+    if how in (LIST, LIST_BOOL):
+        first = list(args[0])
+        view.set_a = how == LIST_BOOL and len(args) > 1 and args[1]
+    elif how == SELECT:
+        first = [args[0], args[1]]
+    elif how == SLICE:
+        dim, begin, end, step = args + (0, None, None, 1)[len(args):]
+        first = [dim, begin or 0, end or 0, step]
+        view.set_a, view.set_b = begin is not None, end is not None
+    elif how == STRIDED:
+        first, second = list(args[0]), list(args[1])
+        view.set_a = len(args) > 2 and args[2] is not None
+    else:
+        first = list(args) + [0, 0, 1][:0 if how < THREE else 3][len(args):]
+        if len(first) != how:
+            return False
+    view.call = <void *><size_t>address
+    view.how = how
+    view.n, view.m = len(first), len(second)
+    if view.n + view.m + 1 > MAX_NUMBERS:
+        return False
+    for i in range(MAX_NUMBERS):
+        view.numbers[i] = 0
+    for i, number in enumerate(first + second + ([args[2]] if how == STRIDED and view.set_a else [])):
+        view.numbers[i] = number
+    return True
+
+
+cdef object make(PyObject *base, View *views, int n, PyObject *cls):
+    cdef void *on = MT_ON(base)
+    cdef void **cell = NULL
+    cdef void **before
+    cdef mt_tensor made
+    cdef View *v
+    cdef int i
+    cdef bint failed = False
+    cdef PyObject *out = NULL
+    if is_excluded(python_key) or is_excluded(snapshot_key):
+        return None
+    exclude(python_key, True)
+    exclude(snapshot_key, True)
+    for i in range(n):
+        before = cell
+        if new_cell(&cell):
+            cell = NULL
+            failed = True
+        else:
+            v = &views[i]
+            made = mt_make(on, v.call, v.how, v.numbers, v.n, v.numbers + v.n, v.m, v.set_a, v.set_b)
+            cell[0] = made.impl
+            on = cell
+        if before:
+            delete_cell(before)
+        if failed:
+            break
+    exclude(snapshot_key, False)
+    exclude(python_key, False)
+    if failed:
+        raise MemoryError()
+    try:
+        out = wrap_(cell, cls)
+    finally:
+        delete_cell(cell)
+    result = <object>out
+    Py_DECREF(result)
+    keys_of(out)[0] |= keys_of(base)[0] & to_classes       # a C++ tensor has none, whatever it is made from
+    return result
+
+
+def made(base, str name, tuple args, cls):
+    """The view of `base` that operator `name` makes, given the other arguments; None where that is not done here."""
+    cdef View view
+    return make(<PyObject *>base, &view, 1, <PyObject *>cls) if describe(&view, name, args) else None

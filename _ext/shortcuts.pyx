@@ -1,0 +1,364 @@
+"""Calls of torch's methods that come to one write, or to views of one tensor, done without torch's detours (SPEC S14).
+
+Views and writes go through torch's layers down to the dispatch level, as autograd counts versions and says which tensor
+is a view of which. For the same method, arguments and metadata they come to the same there. So the first call goes
+torch's way, and what it has recorded is remembered by the call's key. From then on the records are made at once; a view
+is made by torch's own operator (native_views.pyx), a write without gradient advances the version.
+
+Nothing is remembered of calls that read values, run something or record anything else. Modes, transforms, forward-mode
+AD and inference mode go torch's way.
+"""
+from cpython.object cimport PyObject
+from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcmp, memcpy
+
+from .context cimport current_location, current_module, current_phase
+from .intern cimport RETURNS_TENSOR, OpInfo, hash_key, sig_key, sig_out_meta, sig_written
+from .intercept cimport NOT_RECORDED, counted_whole, finish, grad_is_off, grad_mode, limit, may_be_short
+from .kept_wrappers cimport advance, version
+from .keys cimport OK, Key, asks_first, current_key, encode, encode_call, room, somebody_asks_first, start
+from .interpreter cimport MT_SET_SLOT
+from .lazy cimport class_of_results, contiguous, get_tape, give_handle, handle_of, type_of
+from .native_views cimport View, describe, make
+from .overlap cimport refused_overlap
+from .structs cimport REC_GRAD, SIG_FORGOTTEN, SIG_RANDOM, SIG_VIEW, SIG_WRITES, Record, SigS
+from .tape cimport Handle, Tape, new_handle, rec_floats, rec_ins, rec_outs, sig_floats
+from .template cimport decode_call, n_floats
+from .view_chains cimport is_long
+
+cdef extern from "Python.h":
+    object PyObject_CallNoArgs(object callable)
+
+cdef enum:
+    PLACES = 2048
+    MAX_VIEWS = 4              # that one call makes, one of the other
+    SLICE = 0xF0               # no tag of a template: keys here are not read back
+
+cdef struct Way:
+    uint32_t hash, keylen
+    uint32_t sids[MAX_VIEWS]   # the records; none: torch has to see the call
+    int n_views                # 0: it writes
+    View views[MAX_VIEWS]
+    # … the key
+
+cdef Way *ways[PLACES]
+cdef uint64_t evictions = 0
+cdef size_t held = 0           # bytes
+cdef int busy = 0              # ways are in use
+cdef bint may_remember = False
+cdef bint usable = False
+cdef Tape tape = None
+cdef Key *K = current_key()
+cdef PyObject *NOTHING = <PyObject *>None      # in place of a tensor
+cdef object getitem, inference_enabled, forward_ad, empty_strided, plain_class, meta_device
+
+
+def start_with(torch):
+    """From now on, remember what calls come to. Called once, after lazy.init()."""
+    global tape, getitem, inference_enabled, forward_ad, empty_strided, plain_class, meta_device, usable
+    tape = get_tape()
+    getitem = torch.Tensor.__getitem__
+    inference_enabled = torch.is_inference_mode_enabled
+    forward_ad = torch.autograd.forward_ad
+    empty_strided = torch._C._VariableFunctions.empty_strided
+    plain_class = torch.Tensor
+    meta_device = torch.device("meta")
+    usable = True
+
+
+def remembered():
+    """(calls that are remembered, bytes that they take)."""
+    cdef int i, n = 0
+    for i in range(PLACES):
+        n += ways[i] != NULL
+    return n, held
+
+
+def forget():
+    """Let all calls go torch's way once more."""
+    clear()
+
+
+cdef inline uint8_t *key_of(Way *w) noexcept:
+    return <uint8_t *>(w + 1)
+
+
+cdef void drop(Way **place) noexcept:
+    global held
+    if place[0] != NULL:
+        held -= sizeof(Way) + place[0].keylen
+        free(place[0])
+        place[0] = NULL
+
+
+cdef void clear() noexcept:
+    """The numbers of calls may be those of others by now."""
+    global evictions
+    cdef int i
+    for i in range(PLACES):
+        drop(&ways[i])
+    evictions = tape.interner.evictions
+
+
+# ---- keys ------------------------------------------------------------------------------------------------------------
+cdef bint is_encoded(OpInfo info, tuple args, dict kwargs) except -1:
+    cdef PyObject *index
+    cdef Py_ssize_t k
+    if info.func is not getitem:
+        return encode_call(info, args, kwargs) == OK and 0 <= K.device < 1000
+    if PyTuple_GET_SIZE(args) != 2 or kwargs:
+        return False
+    room(64)
+    start(info, 2, 0)
+    index = PyTuple_GET_ITEM(args, 1)
+    if encode(PyTuple_GET_ITEM(args, 0), 0) != OK or not 0 <= K.device < 1000:
+        return False
+    if type(<object>index) is not tuple:
+        return is_index(index)
+    for k in range(PyTuple_GET_SIZE(<object>index)):
+        if not is_index(<PyObject *>PyTuple_GET_ITEM(<object>index, k)):
+            return False
+    return True
+
+
+cdef bint is_index(PyObject *o) except -1:
+    """Append an index to the key; False for all but ints, slices of them, None and Ellipsis."""
+    cdef object one = <object>o
+    if type(one) is slice:
+        room(64)
+        K.buf[K.n] = SLICE
+        K.n += 1
+        for part in (one.start, one.stop, one.step):
+            if part is not None and type(part) is not int or encode(<PyObject *>part, 0) != OK:
+                return False
+        return True
+    return (one is None or one is Ellipsis or type(one) is int) and encode(o, 0) == OK
+
+
+cdef inline Way **place_of(uint32_t hash) noexcept:
+    return &ways[hash & (PLACES - 1)]
+
+
+cdef Way *find(uint32_t hash) noexcept:
+    cdef Way *w = place_of(hash)[0]
+    if w == NULL or w.hash != hash or w.keylen != K.n or memcmp(key_of(w), K.buf, K.n):
+        return NULL
+    return w
+
+
+# ---- calls -----------------------------------------------------------------------------------------------------------
+cdef bint is_seen_by_torch(tuple args) except -1:
+    """Has something in torch, or a class of the program's, to see how the call is made?"""
+    cdef Py_ssize_t k
+    if not may_be_short() or PyObject_CallNoArgs(inference_enabled) or <object>forward_ad._current_level >= 0:
+        return True
+    if somebody_asks_first():
+        for k in range(PyTuple_GET_SIZE(args)):
+            if asks_first(type_of(<PyObject *>PyTuple_GET_ITEM(args, k))):
+                return True
+    return False
+
+
+cdef object shortcut(OpInfo info, tuple args, dict kwargs):
+    global may_remember
+    cdef Way *w
+    cdef SigS *s
+    cdef uint32_t i
+    may_remember = False
+    if not usable or is_seen_by_torch(args) or not is_encoded(info, args, kwargs):
+        return NOT_RECORDED
+    grad_is_off()
+    if not info.view and grad_mode() and K.uncertain:
+        return NOT_RECORDED
+    if tape.interner.evictions != evictions:
+        clear()
+    w = find(hash_key(K.buf, <uint32_t>K.n))
+    may_remember = w == NULL
+    if w == NULL or not w.sids[0]:
+        return NOT_RECORDED
+    if not w.n_views:
+        s = tape.interner.sigs[w.sids[0]]
+        if s.flags & SIG_FORGOTTEN or refused_overlap(<OpInfo>s.info, s):
+            return NOT_RECORDED
+        return written(w)
+    if is_long(args, kwargs):
+        return NOT_RECORDED
+    for i in range(<uint32_t>w.n_views):
+        if tape.interner.sigs[w.sids[i]].flags & SIG_FORGOTTEN:
+            drop(place_of(w.hash))             # the first run disagreed with the prediction: what comes now is new
+            may_remember = True
+            return NOT_RECORDED
+    return viewed(w)
+
+
+cdef object written(Way *w):
+    cdef object out
+    if version(K.objs[0]) < 0:
+        return NOT_RECORDED
+    counted_whole()
+    out = finish(w.sids[0])
+    advance(<PyObject *>out)
+    return out
+
+
+cdef object viewed(Way *w):
+    """Record the views, and have torch make the last one."""
+    global busy
+    cdef object base = <object>K.objs[0], out
+    cdef bint grad = grad_mode(), no_grad = grad and not K.uncertain
+    cdef uint32_t slot = K.ins[0], module, loc, before = 0
+    cdef int i
+    cdef Record *r = NULL
+    cdef Record last
+    cdef double none = 0
+    cdef Handle h
+    busy += 1                                  # asking where the program is may run a finalizer
+    tape.interner.frozen += 1
+    try:
+        module = current_module()
+        loc = current_location()
+        out = make(<PyObject *>base, w.views, w.n_views, class_of_results())
+        if out is None:
+            return NOT_RECORDED
+        for i in range(w.n_views):
+            r = tape.append(w.sids[i], &slot, &none, module, loc, current_phase())
+            if grad:
+                r.flags |= REC_GRAD
+            slot = rec_outs(r, tape.interner.sigs[w.sids[i]])[0]
+            tape.slot(slot).handles += 1       # until the next one has it
+            if before:
+                tape.handle_died(before)
+            before = slot
+        last = r[0]
+        h = new_handle(tape, slot, sig_out_meta(tape.interner.sigs[last.sig])[0])
+        tape.handle_died(slot)
+        before = 0
+        h.no_grad = no_grad
+        h.set_call(last.sig, &none)
+        h.module, h.loc, h.phase = last.module, last.loc, last.phase
+        h.steps = handle_of(base).steps + w.n_views
+        give_handle(out, h)
+    finally:
+        if before:
+            tape.handle_died(before)
+        tape.interner.frozen -= 1
+        busy -= 1
+    counted_whole()
+    limit()
+    return out
+
+
+# ---- what calls come to ----------------------------------------------------------------------------------------------
+cdef int64_t version_of(PyObject *tensor) noexcept:
+    return version(tensor)
+
+
+cdef int remember(OpInfo info, tuple args, dict kwargs, uint64_t since, int64_t before, object out) except -1:
+    """Torch has seen the call: keep what it came to, or that it has to see the next one, too."""
+    global held
+    cdef Way made
+    cdef Way *w
+    cdef Way **place
+    cdef uint64_t n = tape.tail - since
+    cdef uint32_t hash
+    made.n_views = 0
+    made.sids[0] = 0
+    if busy or not 0 < n <= MAX_VIEWS:
+        return 0
+    tape.interner.frozen += 1                  # what looks at the records makes objects
+    try:
+        if not is_encoded(info, args, kwargs):
+            return 0
+        if info.view:
+            if not are_views(&made, since, <int>n, out):
+                made.sids[0] = 0
+                made.n_views = 0
+        elif n == 1 and version(<PyObject *>out) == before + 1:
+            note_write(&made, since, out)
+        if not is_encoded(info, args, kwargs):
+            return 0
+        if tape.interner.evictions != evictions:
+            clear()
+        w = <Way *>malloc(sizeof(Way) + K.n)
+        if w == NULL:
+            return 0
+        w[0] = made
+        w.hash = hash = hash_key(K.buf, <uint32_t>K.n)
+        w.keylen = <uint32_t>K.n
+        memcpy(key_of(w), K.buf, K.n)
+        place = place_of(hash)
+        drop(place)
+        place[0] = w
+        held += sizeof(Way) + w.keylen
+    finally:
+        tape.interner.frozen -= 1
+    return 0
+
+
+cdef SigS *sig_of(Record *r) noexcept:
+    """Its call; NULL where the record is gone, or its call is described anew."""
+    cdef SigS *s = NULL if r == NULL else tape.interner.sigs[r.sig]
+    return NULL if s == NULL or s.flags & (SIG_FORGOTTEN | SIG_RANDOM) else s
+
+
+cdef int note_write(Way *made, uint64_t since, object out) except -1:
+    """Is the record a write to the first tensor of the encoded call, by the tensors and floats of the call?"""
+    cdef Record *r = tape.record(since)
+    cdef SigS *s = sig_of(r)
+    cdef uint32_t i
+    if s == NULL or not s.flags & SIG_WRITES or s.n_out or s.n_in != K.n_ins or s.ret == NULL or K.objs[0] != <PyObject *>out:
+        return 0
+    if <object>s.ret != (RETURNS_TENSOR, -1) or (<OpInfo>s.info).bumps or sig_floats(s) != n_floats(K.buf):
+        return 0
+    for i in range(s.n_in):
+        if rec_ins(r)[i] != K.ins[i] or sig_written(s)[i] != (i == 0):
+            return 0
+    if memcmp(rec_floats(r, s), K.floats, sig_floats(s) * sizeof(double)):
+        return 0
+    made.sids[0] = r.sig
+    return 0
+
+
+cdef bint are_views(Way *made, uint64_t since, int n, object out) except -1:
+    """Are the records views, each of the one before, from the call's tensor to what it gave, and can torch make them?"""
+    cdef uint32_t slot = K.ins[0], meta = K.metas[0], first = meta
+    cdef Handle h = handle_of(out)
+    cdef Record *r
+    cdef SigS *s
+    cdef int i
+    if K.n_ins != 1 or h is None or type_of(<PyObject *>out) != class_of_results() or tape.interner.metas[meta].bits:
+        return False
+    for i in range(n):
+        r = tape.record(since + i)
+        s = sig_of(r)
+        if s == NULL or not s.flags & SIG_VIEW or s.n_in != 1 or s.n_out != 1 or s.ret or rec_ins(r)[0] != slot:
+            return False
+        slot = rec_outs(r, s)[0]
+        meta = sig_out_meta(s)[0]
+        made.sids[i] = r.sig
+        if tape.interner.metas[meta].bits:
+            return False
+    if slot != h.slot or meta != h.meta:
+        return False
+    for i in range(n):
+        s = tape.interner.sigs[made.sids[i]]
+        given, names = decode_call(sig_key(s), &NOTHING, NULL, None)
+        if names or not describe(&made.views[i], (<OpInfo>s.info).func.name(), given[1:]):
+            return False
+    made.n_views = n
+    return is_the_same(made, tape.interner.meta(first), tape.interner.meta(meta))
+
+
+cdef bint is_the_same(Way *made, tuple before, tuple after) except -1:
+    """Does torch make what the records say, of a tensor like that?"""
+    dtype, size, stride, offset, _ = before
+    stride = contiguous(size) if stride is None else stride
+    length = offset + 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True) if n)
+    base = empty_strided((length,), (1,), dtype=dtype, device=meta_device).as_strided_(size, stride, offset)
+    view = make(<PyObject *>base, made.views, made.n_views, <PyObject *>plain_class)
+    if view is None or view.dtype is not after[0]:
+        return False
+    stride = contiguous(after[1]) if after[2] is None else after[2]
+    return view.shape == after[1] and view.stride() == stride and view.storage_offset() == after[3]
