@@ -25,6 +25,7 @@ from .lazy cimport forget_kept, get_tape, handle_of, has_kept, has_noted, rename
 from .ledger cimport (
     NAME_DETACH, Place, Script, has_script, here, keep_script, learn, listening, note_call, note_name, settle, stopped,
 )
+from .local_state cimport function_modes, grad_mode as asked_grad_mode, no_keys, undisturbed
 from .overlap cimport refused_overlap
 from .registry cimport info_of, set_describe, set_info
 from .shortcuts cimport may_remember, remember, shortcut, version_of
@@ -48,7 +49,7 @@ cdef Tape tape = None
 cdef Key *K = current_key()
 # What the Python side hands in: callbacks of engine.record.intercept, and torch's state queries.
 cdef object infer, run_eagerly, run_whole, lift, mixed_devices, joined, on_record
-cdef object inference_enabled, inference_mode, grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad
+cdef object inference_enabled, inference_mode, forward_ad
 cdef object excluded, past_autograd    # asked in a dispatch: whether it came through torch's dispatcher
 cdef object below, detach, increment_version, requires_grad, is_inference, functions_enabled, functions_below
 cdef uint64_t n_whole = 0             # calls recorded at the function level
@@ -61,17 +62,13 @@ cdef object evaluate = None, meet = None    # see set_mode
 def init(hooks, torch):
     """Hand in the callbacks of engine.record.intercept and the torch module. Called once, after lazy.init()."""
     global tape, infer, run_eagerly, run_whole, lift, mixed_devices, joined, on_record
-    global grad_enabled, dispatch_stack, function_stack, any_autocast, forward_ad, below, detach
+    global forward_ad, below, detach
     global excluded, past_autograd
     global inference_enabled, inference_mode, increment_version, requires_grad, is_inference
     global functions_enabled, functions_below
     tape = get_tape()
     inference_enabled = torch.is_inference_mode_enabled
     inference_mode = torch.inference_mode
-    grad_enabled = torch.is_grad_enabled
-    dispatch_stack = torch._C._len_torch_dispatch_stack
-    function_stack = torch._C._len_torch_function_stack
-    any_autocast = torch._C._is_any_autocast_enabled
     below = torch._C._disabled_torch_function_impl
     detach = torch.ops.aten.detach.default
     excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
@@ -445,7 +442,7 @@ cdef bint grad_is_off() except -1:
     """Read torch's grad mode; True when no result can require grad or carry a tangent."""
     # Builtins that run no Python code: the static buffers survive the calls.
     global grad_on
-    grad_on = PyObject_CallNoArgs(grad_enabled)
+    grad_on = asked_grad_mode()
     return not grad_on and (not K.uncertain or <object>forward_ad._current_level < 0)
 
 
@@ -459,16 +456,16 @@ cdef void counted_whole() noexcept:
 
 
 cdef bint may_be_short() except -1:
-    return not logging and not PyObject_CallNoArgs(function_stack) and _plain_call()
+    return not logging and not apart and no_keys() and not function_modes()
 
 
 cdef inline bint _plain_call() except -1:
     """Nothing stands between Python and the kernel: no dispatch mode, no autocast."""
-    return not apart and not PyObject_CallNoArgs(dispatch_stack) and not PyObject_CallNoArgs(any_autocast)
+    return not apart and undisturbed()
 
 
 cdef bint may_be_whole(OpInfo info) except -1:
-    return info.kind == KIND_RECORD and not PyObject_CallNoArgs(function_stack) and info.at_function is None and (
+    return info.kind == KIND_RECORD and not function_modes() and info.at_function is None and (
         _plain_call() and (info.handler is None or info.handler())
     )
 
@@ -525,10 +522,6 @@ def _look():
         if is_inference(<object>K.objs[i]):
             found |= <uint32_t>8 << 2 * i
     seen = found
-
-
-cdef inline bint _undisturbed() except -1:
-    return not PyObject_CallNoArgs(dispatch_stack) and not PyObject_CallNoArgs(any_autocast)
 
 
 cdef object _apart(OpInfo info, object func, object types, tuple args, dict kwargs):
@@ -609,7 +602,7 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
     if meet is not None and any_foreign(args, <dict>kwargs):
         if (out := meet(info, func, args, {} if kwargs is None else kwargs)) is not NotImplemented:
             return out
-    if apart and (info.kind == KIND_RECORD or info.copies) and _undisturbed():
+    if apart and (info.kind == KIND_RECORD or info.copies) and undisturbed():
         if info.kind == KIND_HANDLER and (
             out := info.handler(args, {} if kwargs is None else kwargs)
         ) is not NotImplemented:
@@ -752,11 +745,11 @@ def make_operator(func, fallback, bint whole=True):
     cdef OpInfo info = info_of(func, False), method = _method(info, fallback)
 
     def operator(self, *args):
-        if apart and not PyObject_CallNoArgs(function_stack) and _undisturbed():
+        if apart and not function_modes() and undisturbed():
             out = _apart(method, fallback, None, (self,) + args, None)
             if out is not NOT_RECORDED:
                 return out
-        elif whole and not PyObject_CallNoArgs(function_stack) and _plain_call():
+        elif whole and not function_modes() and _plain_call():
             out = whole_call(info, (self,) + args, None)
             if out is not NOT_RECORDED:
                 return out
@@ -772,11 +765,11 @@ def make_binary(func, fallback, bint reflected=False):
     def operator(self, other):
         cdef object out
         cdef int status
-        if apart and not PyObject_CallNoArgs(function_stack) and _undisturbed():
+        if apart and not function_modes() and undisturbed():
             out = _apart(method, fallback, None, (self, other), None)
             if out is not NOT_RECORDED:
                 return out
-        elif not PyObject_CallNoArgs(function_stack) and _plain_call():
+        elif not function_modes() and _plain_call():
             if asks_first(type_of(<PyObject *>other)):
                 return fallback(self, other)
             room(128)

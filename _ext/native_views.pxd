@@ -15,5 +15,6 @@ cdef struct View:
 # False: it has no way here.
 cdef bint describe(View *view, str name, tuple args) except -1
 
-# The views made one of the other, beginning with the wrapper `base`: the last one, of class `cls`.
-cdef object make(PyObject *base, View *views, int n, PyObject *cls)
+# The views made one of the other, beginning with the wrapper `base`: the last one, of class `cls`. None: not now.
+# `no_node`: it is certain that autograd gives them no history.
+cdef object make(PyObject *base, View *views, int n, PyObject *cls, bint no_node=*)

@@ -10,9 +10,10 @@ is not the same, is dispatched as ever.
 """
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from .kept_wrappers cimport keys_of
+from .local_state cimport keys, no_keys, reads_keys
 
 cdef extern from *:
     """
@@ -58,10 +59,7 @@ cdef extern from *:
     mt_tensor mt_make(const void *on, void *call, int how, const int64_t *a, int n, const int64_t *b, int m,
                       int set_a, int set_b) noexcept
 
-# A C++ bool is one byte.
 ctypedef PyObject *(*Wrap)(const void *tensor, PyObject *cls)
-ctypedef void (*Exclude)(uint16_t key, uint8_t on) noexcept
-ctypedef uint8_t (*IsExcluded)(uint16_t key) noexcept
 ctypedef int (*New)(void ***cell) noexcept
 ctypedef int (*Delete)(void **cell) noexcept
 
@@ -95,42 +93,37 @@ OPERATORS = {
         STRIDED, "10as_strided4callERKNS_6TensorEN3c108ArrayRefINS5_6SymIntEEES8_St8optionalIS7_E",
     ),
 }
-#: What else is called: see the types above.
+#: What else is called: what makes a Python object of a C++ tensor, and a place for that on the heap.
 OTHERS = (
     "_Z16THPVariable_WrapRKN2at10TensorBaseEP11_typeobject",
-    "_ZN3c104impl29tls_set_dispatch_key_excludedENS_11DispatchKeyEb",
-    "_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE",
     "aoti_torch_new_uninitialized_tensor",
     "aoti_torch_delete_tensor_object",
 )
 
 cdef dict calls = {}                       # operator -> (what it takes, address)
 cdef Wrap wrap_ = NULL
-cdef Exclude exclude = NULL
-cdef IsExcluded is_excluded = NULL
 cdef New new_cell = NULL
 cdef Delete delete_cell = NULL
-cdef int python_key = 0, snapshot_key = 0
-cdef uint64_t to_classes = 0               # the same keys, as bits of a tensor's
+cdef uint64_t to_classes = 0               # dispatch keys by which operators come to classes
+cdef uint64_t to_autograd = 0              # those of autograd's part that makes nodes; versions and bases are another's
 
 
-def start(find, int python, int snapshot, plain, wrapper):
+def start(find, plain, wrapper, below_autograd):
     """Look for all that is called. False: torch lacks what each of them needs.
 
-    `find(name)`: address of a C++ function of torch's, 0 where it is not exported. `python`, `snapshot`: numbers of the
-    dispatch keys by which operators come to classes, as they come to that of `wrapper`, and not to that of `plain`.
+    `find(name)`: address of a C++ function of torch's, 0 where it is not exported. Operators come to the class of
+    `wrapper`, and not to that of `plain`. `below_autograd`: a context in which they make no nodes of autograd.
     """
-    global wrap_, exclude, is_excluded, new_cell, delete_cell, python_key, snapshot_key, to_classes
+    global wrap_, new_cell, delete_cell, to_classes, to_autograd
     cdef list others = [find(name) for name in OTHERS]
-    if not all(others) or keys_of(<PyObject *>wrapper) == NULL:
+    if not all(others) or not reads_keys() or keys_of(<PyObject *>wrapper) == NULL:
         return False
     to_classes = keys_of(<PyObject *>wrapper)[0] & ~keys_of(<PyObject *>plain)[0]
+    with below_autograd:
+        to_autograd = keys().excluded
     wrap_ = <Wrap><size_t>others[0]
-    exclude = <Exclude><size_t>others[1]
-    is_excluded = <IsExcluded><size_t>others[2]
-    new_cell = <New><size_t>others[3]
-    delete_cell = <Delete><size_t>others[4]
-    python_key, snapshot_key = python, snapshot
+    new_cell = <New><size_t>others[1]
+    delete_cell = <Delete><size_t>others[2]
     for operator, (how, rest) in OPERATORS.items():
         address = find(f"_ZN2at4_ops{rest}")
         if address:
@@ -179,7 +172,7 @@ cdef bint describe(View *view, str name, tuple args) except -1:
     return True
 
 
-cdef object make(PyObject *base, View *views, int n, PyObject *cls):
+cdef object make(PyObject *base, View *views, int n, PyObject *cls, bint no_node=False):
     cdef void *on = MT_ON(base)
     cdef void **cell = NULL
     cdef void **before
@@ -188,10 +181,9 @@ cdef object make(PyObject *base, View *views, int n, PyObject *cls):
     cdef int i
     cdef bint failed = False
     cdef PyObject *out = NULL
-    if is_excluded(python_key) or is_excluded(snapshot_key):
+    if not no_keys():
         return None
-    exclude(python_key, True)
-    exclude(snapshot_key, True)
+    keys().excluded = to_classes | to_autograd if no_node else to_classes
     for i in range(n):
         before = cell
         if new_cell(&cell):
@@ -206,8 +198,7 @@ cdef object make(PyObject *base, View *views, int n, PyObject *cls):
             delete_cell(before)
         if failed:
             break
-    exclude(snapshot_key, False)
-    exclude(python_key, False)
+    keys().excluded = 0
     if failed:
         raise MemoryError()
     try:
@@ -224,3 +215,33 @@ def made(base, str name, tuple args, cls):
     """The view of `base` that operator `name` makes, given the other arguments; None where that is not done here."""
     cdef View view
     return make(<PyObject *>base, &view, 1, <PyObject *>cls) if describe(&view, name, args) else None
+
+
+def bench(base, str name, tuple args, cls, int n):
+    cdef View view
+    describe(&view, name, args)
+    for i in range(n):
+        make(<PyObject *>base, &view, 1, <PyObject *>cls)
+
+
+def bench_cpp(base, str name, tuple args, int n):
+    cdef View view
+    cdef mt_tensor made
+    cdef void **cell
+    cdef int i
+    describe(&view, name, args)
+    keys().excluded = to_classes
+    for i in range(n):
+        new_cell(&cell)
+        made = mt_make(MT_ON(<PyObject *>base), view.call, view.how, view.numbers, view.n, view.numbers + view.n, view.m, view.set_a, view.set_b)
+        cell[0] = made.impl
+        delete_cell(cell)
+    keys().excluded = 0
+
+
+def bench_cell(int n):
+    cdef void **cell
+    cdef int i
+    for i in range(n):
+        new_cell(&cell)
+        delete_cell(cell)

@@ -8,6 +8,7 @@ is made by torch's own operator (native_views.pyx), a write without gradient adv
 Nothing is remembered of calls that read values, run something or record anything else. Modes, transforms, forward-mode
 AD and inference mode go torch's way.
 """
+from cpython.dict cimport PyDict_GetItem
 from cpython.object cimport PyObject
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -27,9 +28,6 @@ from .structs cimport REC_GRAD, SIG_FORGOTTEN, SIG_RANDOM, SIG_VIEW, SIG_WRITES,
 from .tape cimport Handle, Tape, new_handle, rec_floats, rec_ins, rec_outs, sig_floats
 from .template cimport decode_call, n_floats
 from .view_chains cimport is_long
-
-cdef extern from "Python.h":
-    object PyObject_CallNoArgs(object callable)
 
 cdef enum:
     PLACES = 2048
@@ -52,16 +50,19 @@ cdef bint usable = False
 cdef Tape tape = None
 cdef Key *K = current_key()
 cdef PyObject *NOTHING = <PyObject *>None      # in place of a tensor
-cdef object getitem, inference_enabled, forward_ad, empty_strided, plain_class, meta_device
+cdef object NO_LEVEL = -1                      # of forward-mode AD; CPython has one such number
+cdef PyObject *no_level = NULL
+cdef dict forward_ad
+cdef object getitem, empty_strided, plain_class, meta_device
 
 
 def start_with(torch):
     """From now on, remember what calls come to. Called once, after lazy.init()."""
-    global tape, getitem, inference_enabled, forward_ad, empty_strided, plain_class, meta_device, usable
+    global tape, getitem, forward_ad, no_level, empty_strided, plain_class, meta_device, usable
     tape = get_tape()
     getitem = torch.Tensor.__getitem__
-    inference_enabled = torch.is_inference_mode_enabled
-    forward_ad = torch.autograd.forward_ad
+    forward_ad = torch.autograd.forward_ad.__dict__
+    no_level = <PyObject *>NO_LEVEL
     empty_strided = torch._C._VariableFunctions.empty_strided
     plain_class = torch.Tensor
     meta_device = torch.device("meta")
@@ -152,7 +153,7 @@ cdef Way *find(uint32_t hash) noexcept:
 cdef bint is_seen_by_torch(tuple args) except -1:
     """Has something in torch, or a class of the program's, to see how the call is made?"""
     cdef Py_ssize_t k
-    if not may_be_short() or PyObject_CallNoArgs(inference_enabled) or <object>forward_ad._current_level >= 0:
+    if not may_be_short() or PyDict_GetItem(forward_ad, "_current_level") != no_level:
         return True
     if somebody_asks_first():
         for k in range(PyTuple_GET_SIZE(args)):
@@ -219,7 +220,7 @@ cdef object viewed(Way *w):
     try:
         module = current_module()
         loc = current_location()
-        out = make(<PyObject *>base, w.views, w.n_views, class_of_results())
+        out = make(<PyObject *>base, w.views, w.n_views, class_of_results(), not grad or not K.uncertain)
         if out is None:
             return NOT_RECORDED
         for i in range(w.n_views):

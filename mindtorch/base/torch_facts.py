@@ -11,6 +11,7 @@ and no other file asks which release it is. What was lost is in ``lost``, which 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib
@@ -183,28 +184,50 @@ def shorten_rules() -> None:
     setattr(registry, "find_torch_dispatch_rule", rule_finder(entries, found))  # noqa: B010
 
 
+@functools.cache
+def _libraries() -> list[Any]:
+    """Those of torch's own code that are loaded: its core, its operators, its Python part."""
+    folder = os.path.join(os.path.dirname(torch.__file__), "lib")
+    paths = [os.path.join(folder, f"lib{part}.{end}") for part in _PARTS for end in ("so", "dylib")]
+    return [ctypes.CDLL(path, os.RTLD_LAZY | os.RTLD_NOLOAD) for path in paths if os.path.exists(path)]
+
+
+_PARTS = ("c10", "torch_cpu", "torch_python")
+
+
+def _exported(name: str) -> int:
+    """The address of a C++ function of torch's; 0 where no library exports it."""
+    for library in _libraries():
+        if hasattr(library, name):
+            return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+    return 0
+
+
+def read_state() -> None:
+    """Let `_ext/local_state.pyx` read how calls are dispatched, where torch exports it and it is what torch says."""
+    from .._ext import local_state
+
+    class AnyFunctions(torch.overrides.TorchFunctionMode):
+        pass
+
+    class AnyOps(torch.utils._python_dispatch.TorchDispatchMode):
+        pass
+
+    local_state.ask(torch)
+    keyed = [AnyOps(), torch.inference_mode(), torch.autocast("cpu")]
+    core = next((library._name for library in _libraries()), "")
+    reads = local_state.start(core, _exported, keyed, torch.no_grad(), AnyFunctions())
+    for what, read in zip(("dispatch keys", "grad mode", "function modes"), reads, strict=True):
+        if not read:
+            lost[f"where torch keeps its {what}"] = "each recorded call asks for them in Python, which takes longer"
+
+
 def views_made(wrapper: Any) -> bool:
     """Does torch export the operators by which `_ext/native_views.pyx` makes views, of tensors like this one?"""
     from .._ext import native_views
 
-    folder = os.path.join(os.path.dirname(torch.__file__), "lib")
-    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-    libraries = [
-        ctypes.CDLL(os.path.join(folder, name), os.RTLD_LAZY | os.RTLD_NOLOAD)
-        for part in ("torch_python", "torch_cpu", "c10")
-        for name in names
-        if name in (f"lib{part}.so", f"lib{part}.dylib")
-    ]
-
-    def find(name: str) -> int:
-        for library in libraries:
-            if hasattr(library, name):
-                return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
-        return 0
-
-    keys = torch._C.DispatchKey
-    plain = torch.zeros(2, 3, device="cpu")
-    return native_views.start(find, keys.Python.value, keys.PythonTLSSnapshot.value, plain, wrapper)
+    below = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
+    return native_views.start(_exported, torch.zeros(2, 3, device="cpu"), wrapper, below())
 
 
 def wrappers_tried() -> bool:

@@ -387,6 +387,7 @@ def _install() -> None:
         maker=_hooks.twin(torch.Tensor._make_wrapper_subclass),
     )  # type: ignore[attr-defined]
     _keys.init(RecordedTensor, _FastLazyTensor, dataless, offset, BY_TYPE, RECORDED, torch)
+    torch_facts.read_state()
     _intercept.init(intercept, torch)
     _intercept.set_shorten(_entries.shorten)
     torch_facts.shorten_rules()

@@ -1,0 +1,20 @@
+"""What torch keeps for each thread of how calls are dispatched, read where torch keeps it: see local_state.pyx."""
+from libc.stdint cimport uint64_t
+
+cdef extern from *:
+    """
+    #include <dlfcn.h>
+    #include <stdint.h>
+    typedef struct { uint64_t included, excluded; } mt_key_sets;       /* c10::impl::PODLocalDispatchKeySet */
+    """
+    ctypedef struct mt_key_sets:
+        uint64_t included, excluded
+
+cdef bint reads_keys() noexcept                # can this thread's dispatch keys be read? Else: no_keys() is False
+cdef mt_key_sets *keys() noexcept              # those, each bit the other way round where it is another than by default
+cdef bint no_keys() noexcept                   # all as by default: no dispatch mode, autocast, transform, tracer …
+
+# As torch's own functions say; these run no Python code.
+cdef bint grad_mode() except -1
+cdef bint function_modes() except -1
+cdef bint undisturbed() except -1              # no dispatch mode, no autocast
