@@ -4,7 +4,7 @@ Each recorded call asks for these, and asking torch in Python takes a tenth of r
 them: two functions, and the variable of a thread in which the dispatcher's keys are, which `start` proves to change as
 the program says. Where one is not there, or does not, torch is asked in Python.
 """
-from libc.stdint cimport uint8_t, uint64_t
+from libc.stdint cimport uint8_t
 
 cdef extern from "Python.h":
     object PyObject_CallNoArgs(object callable)
@@ -15,7 +15,8 @@ cdef extern from *:
     static void *mt_library;
     static __thread mt_key_sets *mt_found;
     static inline mt_key_sets *mt_keys(void) {
-        if (!mt_found && mt_library) mt_found = dlsym(mt_library, "_ZN3c104impl26raw_local_dispatch_key_setE");
+        if (!mt_library) return NULL;
+        if (!mt_found) mt_found = dlsym(mt_library, "_ZN3c104impl26raw_local_dispatch_key_setE");
         return mt_found;
     }
     static int mt_open(const char *path) {
@@ -24,7 +25,7 @@ cdef extern from *:
     #endif
         return mt_library && mt_keys();
     }
-    static void mt_close(void) { mt_library = NULL; mt_found = NULL; }
+    static void mt_close(void) { mt_library = NULL; }
     """
     mt_key_sets *mt_keys() noexcept
     bint mt_open(const char *path) noexcept
@@ -77,6 +78,13 @@ def start(str library, find, list keyed, no_grad, with_function_mode):
             if not before or functions_() != <long>function_stack():
                 functions_ = NULL
     return read, grad_ != NULL, functions_ != NULL
+
+
+def stop():
+    """Ask torch in Python from now on, and make no views without it."""
+    global grad_, functions_
+    grad_, functions_ = NULL, NULL
+    mt_close()
 
 
 cdef bint reads_keys() noexcept:

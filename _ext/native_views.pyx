@@ -215,33 +215,3 @@ def made(base, str name, tuple args, cls):
     """The view of `base` that operator `name` makes, given the other arguments; None where that is not done here."""
     cdef View view
     return make(<PyObject *>base, &view, 1, <PyObject *>cls) if describe(&view, name, args) else None
-
-
-def bench(base, str name, tuple args, cls, int n):
-    cdef View view
-    describe(&view, name, args)
-    for i in range(n):
-        make(<PyObject *>base, &view, 1, <PyObject *>cls)
-
-
-def bench_cpp(base, str name, tuple args, int n):
-    cdef View view
-    cdef mt_tensor made
-    cdef void **cell
-    cdef int i
-    describe(&view, name, args)
-    keys().excluded = to_classes
-    for i in range(n):
-        new_cell(&cell)
-        made = mt_make(MT_ON(<PyObject *>base), view.call, view.how, view.numbers, view.n, view.numbers + view.n, view.m, view.set_a, view.set_b)
-        cell[0] = made.impl
-        delete_cell(cell)
-    keys().excluded = 0
-
-
-def bench_cell(int n):
-    cdef void **cell
-    cdef int i
-    for i in range(n):
-        new_cell(&cell)
-        delete_cell(cell)

@@ -20,7 +20,6 @@ from .intern cimport RETURNS_TENSOR, OpInfo, hash_key, sig_key, sig_out_meta, si
 from .intercept cimport NOT_RECORDED, counted_whole, finish, grad_is_off, grad_mode, limit, may_be_short
 from .kept_wrappers cimport advance, version
 from .keys cimport OK, Key, asks_first, current_key, encode, encode_call, room, somebody_asks_first, start
-from .interpreter cimport MT_SET_SLOT
 from .lazy cimport class_of_results, contiguous, get_tape, give_handle, handle_of, type_of
 from .native_views cimport View, describe, make
 from .overlap cimport refused_overlap
@@ -28,6 +27,9 @@ from .structs cimport REC_GRAD, SIG_FORGOTTEN, SIG_RANDOM, SIG_VIEW, SIG_WRITES,
 from .tape cimport Handle, Tape, new_handle, rec_floats, rec_ins, rec_outs, sig_floats
 from .template cimport decode_call, n_floats
 from .view_chains cimport is_long
+
+cdef extern from "Python.h":
+    object PyObject_CallNoArgs(object callable)
 
 cdef enum:
     PLACES = 2048
@@ -38,8 +40,7 @@ cdef struct Way:
     uint32_t hash, keylen
     uint32_t sids[MAX_VIEWS]   # the records; none: torch has to see the call
     int n_views                # 0: it writes
-    View views[MAX_VIEWS]
-    # … the key
+    # … the views, the key
 
 cdef Way *ways[PLACES]
 cdef uint64_t evictions = 0
@@ -53,14 +54,15 @@ cdef PyObject *NOTHING = <PyObject *>None      # in place of a tensor
 cdef object NO_LEVEL = -1                      # of forward-mode AD; CPython has one such number
 cdef PyObject *no_level = NULL
 cdef dict forward_ad
-cdef object getitem, empty_strided, plain_class, meta_device
+cdef object getitem, anomalies, empty_strided, plain_class, meta_device
 
 
 def start_with(torch):
     """From now on, remember what calls come to. Called once, after lazy.init()."""
-    global tape, getitem, forward_ad, no_level, empty_strided, plain_class, meta_device, usable
+    global tape, getitem, anomalies, forward_ad, no_level, empty_strided, plain_class, meta_device, usable
     tape = get_tape()
     getitem = torch.Tensor.__getitem__
+    anomalies = torch.is_anomaly_enabled
     forward_ad = torch.autograd.forward_ad.__dict__
     no_level = <PyObject *>NO_LEVEL
     empty_strided = torch._C._VariableFunctions.empty_strided
@@ -82,14 +84,22 @@ def forget():
     clear()
 
 
+cdef inline View *views_of(Way *w) noexcept:
+    return <View *>(w + 1)
+
+
 cdef inline uint8_t *key_of(Way *w) noexcept:
-    return <uint8_t *>(w + 1)
+    return <uint8_t *>(views_of(w) + w.n_views)
+
+
+cdef inline size_t size_of(Way *w) noexcept:
+    return sizeof(Way) + w.n_views * sizeof(View) + w.keylen
 
 
 cdef void drop(Way **place) noexcept:
     global held
     if place[0] != NULL:
-        held -= sizeof(Way) + place[0].keylen
+        held -= size_of(place[0])
         free(place[0])
         place[0] = NULL
 
@@ -184,8 +194,8 @@ cdef object shortcut(OpInfo info, tuple args, dict kwargs):
         if s.flags & SIG_FORGOTTEN or refused_overlap(<OpInfo>s.info, s):
             return NOT_RECORDED
         return written(w)
-    if is_long(args, kwargs):
-        return NOT_RECORDED
+    if is_long(args, kwargs) or (grad_mode() and K.uncertain and PyObject_CallNoArgs(anomalies)):
+        return NOT_RECORDED                    # nodes look for the line that they are made at, in Python
     for i in range(<uint32_t>w.n_views):
         if tape.interner.sigs[w.sids[i]].flags & SIG_FORGOTTEN:
             drop(place_of(w.hash))             # the first run disagreed with the prediction: what comes now is new
@@ -220,7 +230,7 @@ cdef object viewed(Way *w):
     try:
         module = current_module()
         loc = current_location()
-        out = make(<PyObject *>base, w.views, w.n_views, class_of_results(), not grad or not K.uncertain)
+        out = make(<PyObject *>base, views_of(w), w.n_views, class_of_results(), not grad or not K.uncertain)
         if out is None:
             return NOT_RECORDED
         for i in range(w.n_views):
@@ -260,10 +270,10 @@ cdef int remember(OpInfo info, tuple args, dict kwargs, uint64_t since, int64_t 
     """Torch has seen the call: keep what it came to, or that it has to see the next one, too."""
     global held
     cdef Way made
+    cdef View views[MAX_VIEWS]
     cdef Way *w
     cdef Way **place
     cdef uint64_t n = tape.tail - since
-    cdef uint32_t hash
     made.n_views = 0
     made.sids[0] = 0
     if busy or not 0 < n <= MAX_VIEWS:
@@ -273,7 +283,7 @@ cdef int remember(OpInfo info, tuple args, dict kwargs, uint64_t since, int64_t 
         if not is_encoded(info, args, kwargs):
             return 0
         if info.view:
-            if not are_views(&made, since, <int>n, out):
+            if not are_views(&made, views, since, <int>n, out):
                 made.sids[0] = 0
                 made.n_views = 0
         elif n == 1 and version(<PyObject *>out) == before + 1:
@@ -282,17 +292,18 @@ cdef int remember(OpInfo info, tuple args, dict kwargs, uint64_t since, int64_t 
             return 0
         if tape.interner.evictions != evictions:
             clear()
-        w = <Way *>malloc(sizeof(Way) + K.n)
+        made.hash = hash_key(K.buf, <uint32_t>K.n)
+        made.keylen = <uint32_t>K.n
+        w = <Way *>malloc(size_of(&made))
         if w == NULL:
             return 0
         w[0] = made
-        w.hash = hash = hash_key(K.buf, <uint32_t>K.n)
-        w.keylen = <uint32_t>K.n
+        memcpy(views_of(w), views, made.n_views * sizeof(View))
         memcpy(key_of(w), K.buf, K.n)
-        place = place_of(hash)
+        place = place_of(made.hash)
         drop(place)
         place[0] = w
-        held += sizeof(Way) + w.keylen
+        held += size_of(w)
     finally:
         tape.interner.frozen -= 1
     return 0
@@ -309,7 +320,9 @@ cdef int note_write(Way *made, uint64_t since, object out) except -1:
     cdef Record *r = tape.record(since)
     cdef SigS *s = sig_of(r)
     cdef uint32_t i
-    if s == NULL or not s.flags & SIG_WRITES or s.n_out or s.n_in != K.n_ins or s.ret == NULL or K.objs[0] != <PyObject *>out:
+    if s == NULL or not s.flags & SIG_WRITES or s.n_out or s.n_in != K.n_ins or s.ret == NULL:
+        return 0
+    if K.objs[0] != <PyObject *>out:
         return 0
     if <object>s.ret != (RETURNS_TENSOR, -1) or (<OpInfo>s.info).bumps or sig_floats(s) != n_floats(K.buf):
         return 0
@@ -322,8 +335,8 @@ cdef int note_write(Way *made, uint64_t since, object out) except -1:
     return 0
 
 
-cdef bint are_views(Way *made, uint64_t since, int n, object out) except -1:
-    """Are the records views, each of the one before, from the call's tensor to what it gave, and can torch make them?"""
+cdef bint are_views(Way *made, View *views, uint64_t since, int n, object out) except -1:
+    """Are the records views, each of the one before, from the call's tensor to what it gave? Can torch make them?"""
     cdef uint32_t slot = K.ins[0], meta = K.metas[0], first = meta
     cdef Handle h = handle_of(out)
     cdef Record *r
@@ -346,19 +359,19 @@ cdef bint are_views(Way *made, uint64_t since, int n, object out) except -1:
     for i in range(n):
         s = tape.interner.sigs[made.sids[i]]
         given, names = decode_call(sig_key(s), &NOTHING, NULL, None)
-        if names or not describe(&made.views[i], (<OpInfo>s.info).func.name(), given[1:]):
+        if names or not describe(&views[i], (<OpInfo>s.info).func.name(), given[1:]):
             return False
     made.n_views = n
-    return is_the_same(made, tape.interner.meta(first), tape.interner.meta(meta))
+    return is_the_same(views, n, tape.interner.meta(first), tape.interner.meta(meta))
 
 
-cdef bint is_the_same(Way *made, tuple before, tuple after) except -1:
+cdef bint is_the_same(View *views, int n, tuple before, tuple after) except -1:
     """Does torch make what the records say, of a tensor like that?"""
     dtype, size, stride, offset, _ = before
     stride = contiguous(size) if stride is None else stride
-    length = offset + 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True) if n)
+    length = offset + 1 + sum((many - 1) * step for many, step in zip(size, stride, strict=True) if many)
     base = empty_strided((length,), (1,), dtype=dtype, device=meta_device).as_strided_(size, stride, offset)
-    view = make(<PyObject *>base, made.views, made.n_views, <PyObject *>plain_class)
+    view = make(<PyObject *>base, views, n, <PyObject *>plain_class)
     if view is None or view.dtype is not after[0]:
         return False
     stride = contiguous(after[1]) if after[2] is None else after[2]

@@ -1,4 +1,4 @@
-"""SPEC's speed table, S1-S10 and S13, in one run, beside torch: ``python asv_bench/report.py [S1 S7 ...]``.
+"""SPEC's speed table, S1-S10, S13 and S14, in one run, beside torch: ``python asv_bench/report.py [S1 S7 ...]``.
 
 R1 besides: how executors elsewhere overlap with recording; its reference is recording plus execution. R2: a
 training step whose worker is 1, 10 and 50 ms away (simulated), beside one that is here. Minima over many
@@ -57,6 +57,19 @@ def s1() -> Iterator[Line]:
     yield times("S1", "record x.add(y)", bench_record.record_add("x.add(y)"), 0.6, 0.4)
     yield times("S1", "record torch.add(x, y)", bench_record.record_add("torch.add(x, y)"), 0.6, 0.4)
     yield times("S1", "record x * f, f new each time", bench_record.record_new_float(), 0.6, None)
+
+
+def s14() -> Iterator[Line]:
+    for statement, must, aim in (
+        ("x.view(100)", 1.5, 1.2),
+        ("x.t()", 1.5, 1.2),
+        ("x.transpose(0, 1)", 1.5, 1.2),
+        ("x[1]", 1.5, 1.2),
+        ("x[1:, :2]", 1.5, 1.2),
+        ("x.add_(y)", 0.8, 0.6),
+        ("x.mul_(0.5)", 0.8, 0.6),
+    ):
+        yield times("S14", f"record {statement}", bench_record.record_apart(statement), must, aim)
 
 
 def s2() -> Iterator[Line]:
@@ -206,6 +219,7 @@ ROWS: dict[str, Callable[[], Iterator[Line]]] = {
     "S9": s9,
     "S10": s10,
     "S13": s13,
+    "S14": s14,
     "R1": r1,
     "R2": r2,
 }

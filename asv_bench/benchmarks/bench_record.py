@@ -30,6 +30,12 @@ def record_new_float() -> Pair:
     return compare(*(("x * next(factor)", {**given, "factor": factor}) for given in (lazy, plain)))
 
 
+def record_apart(statement: str) -> Pair:
+    """S14: a view or a write without gradient, recorded, against eager."""
+    lazy, plain = pair_of_inputs()
+    return compare((statement, lazy), (statement, plain))
+
+
 def chain(ops: int) -> None:
     """Record so many additions that all stay pending, from an empty tape."""
     x = torch.ones(10, 10).to(LAZY)

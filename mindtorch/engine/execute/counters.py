@@ -6,6 +6,7 @@ from typing import Any
 
 from ..._ext import context as _context
 from ..._ext import intercept as _intercept
+from ..._ext import shortcuts as _shortcuts
 from ...base import torch_facts
 from .. import passes
 from ..record import eager
@@ -67,7 +68,7 @@ def stats() -> dict[str, Any]:
         then = _zero.get(name, {})
         out[name] = {k: v - then.get(k, 0) for k, v in counts.items() if v > then.get(k, 0)}
     c = values.tape.counters()
-    held = c["bytes_held"] + _context.table_bytes()
+    held = c["bytes_held"] + _context.table_bytes() + _shortcuts.remembered()[1]
     out.update(
         cache_bytes=0 if between.keeper is None else between.keeper.nbytes,
         ops_pending=c["pending"],

@@ -1,0 +1,12 @@
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+OPERATORS: dict[str, tuple[int, str]]
+OTHERS: tuple[str, ...]
+
+def start(
+    find: Callable[[str], int], plain: Any, wrapper: Any, below_autograd: AbstractContextManager[Any]
+) -> bool: ...
+def stop() -> None: ...
+def made(base: Any, name: str, args: tuple[Any, ...], cls: type) -> Any: ...

@@ -1,0 +1,447 @@
+"""Views and writes that are done at once, as they came to the same before, are as torch makes them (S14)."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mindtorch._ext import intercept, native_views, shortcuts
+from mindtorch.engine.execute import values
+
+LAZY = "remote_accelerator:0"
+LIMITS = (64 << 20, 16 << 20)
+
+
+@pytest.fixture(autouse=True)
+def _from_nothing() -> Iterator[None]:
+    shortcuts.forget()
+    yield
+    shortcuts.forget()
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "view": lambda t: t.view(-1),
+    "view of a list": lambda t: t.view([2, 2, 3]),
+    "view of sizes": lambda t: t.view(size=(2, 6)),
+    "reshape": lambda t: t.reshape(6, 2),
+    "flatten": lambda t: t.flatten(),
+    "t": lambda t: t.t(),
+    "t by keyword": lambda t: torch.t(input=t),
+    "T": lambda t: t.T,
+    "transpose": lambda t: t.transpose(0, -1),
+    "torch.transpose": lambda t: torch.transpose(t, 0, 1),
+    "swapaxes": lambda t: t.swapaxes(0, 1),
+    "movedim": lambda t: t.movedim(0, 1),
+    "permute": lambda t: t.permute(1, 0),
+    "unsqueeze": lambda t: t.unsqueeze(-1),
+    "squeeze": lambda t: t[None].squeeze(0),
+    "expand": lambda t: t.expand(2, -1, -1),
+    "expand_as": lambda t: t[:, :1].expand_as(t),
+    "view_as": lambda t: t.view_as(t),
+    "select": lambda t: t.select(1, 2),
+    "narrow": lambda t: t.narrow(1, 1, 2),
+    "diagonal": lambda t: t.diagonal(1),
+    "unfold": lambda t: t.unfold(1, 2, 1),
+    "one index": lambda t: t[1],
+    "the last index": lambda t: t[-1],
+    "two indices": lambda t: t[1, 2],
+    "slices": lambda t: t[1:, 1:3],
+    "steps": lambda t: t[::2, ::3],
+    "None and Ellipsis": lambda t: t[None, ..., 1],
+    "everything": lambda t: t[:],
+    "as_strided": lambda t: t.as_strided((2, 2), (4, 1), 1),
+    "alias": lambda t: torch.ops.aten.alias(t),
+}
+BASES: dict[str, Callable[[str], torch.Tensor]] = {
+    "contiguous": lambda on: torch.linspace(0, 11, 12, device=on).reshape(3, 4).clone(),
+    "of another": lambda on: torch.arange(24.0, device=on).view(6, 4)[2:5],
+    "integers": lambda on: torch.arange(12, device=on).reshape(3, 4).clone(),
+}
+
+
+def looks(found: torch.Tensor, base: torch.Tensor) -> tuple[Any, ...]:
+    """What a program sees of a view of the base."""
+    return (
+        found.shape, found.stride(), found.storage_offset(), found.dtype, found._is_view(), found._version,
+        found._base is base or found._base is base._base,
+        found.requires_grad, found.is_leaf, type(found.grad_fn).__name__,
+        torch._C._autograd._get_creation_meta(found) if found._is_view() else None,
+        found.is_contiguous(), found.tolist(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("gradient", [None, "no_grad", "grad"])
+@pytest.mark.parametrize("kind", BASES)
+@pytest.mark.parametrize("form", VIEWS)
+def test_S14_a_view_is_as_torch_makes_it(form: str, kind: str, gradient: str | None) -> None:
+    view, make = VIEWS[form], BASES[kind]
+    if gradient and kind == "integers":
+        return
+    plain, lazy = make("cpu"), make(LAZY)
+    if gradient:
+        plain, lazy = plain.requires_grad_(), lazy.requires_grad_()
+    with torch.set_grad_enabled(gradient != "no_grad"):
+        expected = looks(view(plain), plain)
+        for _ in range(4):
+            assert looks(view(lazy), lazy) == expected
+
+
+@pytest.mark.parametrize("form", [name for name in VIEWS if name not in ("squeeze", "expand_as", "view_as")])
+def test_S14_the_second_view_is_made_at_once(form: str) -> None:
+    lazy, view = BASES["contiguous"](LAZY), VIEWS[form]
+    known = shortcuts.remembered()[0]
+    view(lazy)
+    whole, apart = intercept.counts()
+    view(lazy)
+    if form in ("alias", "t by keyword", "T"):
+        return  # torch's way: called by the operator's name, without a first argument, an attribute
+    assert shortcuts.remembered()[0] == known + 1
+    assert intercept.counts() == (whole + 1, apart)
+
+
+WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor, float], Any]] = {
+    "add_": lambda t, u, f: t.add_(u),
+    "add_ a float": lambda t, u, f: t.add_(f),
+    "add_ an int": lambda t, u, f: t.add_(2),
+    "add_ alpha": lambda t, u, f: t.add_(u, alpha=f),
+    "sub_": lambda t, u, f: t.sub_(u),
+    "mul_": lambda t, u, f: t.mul_(f),
+    "div_": lambda t, u, f: t.div_(f + 2),
+    "+=": lambda t, u, f: t.__iadd__(u),
+    "*=": lambda t, u, f: t.__imul__(f),
+    "zero_": lambda t, u, f: t.zero_(),
+    "fill_": lambda t, u, f: t.fill_(f),
+    "clamp_": lambda t, u, f: t.clamp_(-f, f),
+    "clamp_ by keyword": lambda t, u, f: t.clamp_(max=f),
+    "addcmul_": lambda t, u, f: t.addcmul_(u, u, value=f),
+    "addcdiv_": lambda t, u, f: t.addcdiv_(u, u + 1, value=-f),
+    "lerp_": lambda t, u, f: t.lerp_(u, f),
+    "sqrt_": lambda t, u, f: t.abs_().sqrt_(),
+    "masked_fill_": lambda t, u, f: t.masked_fill_(u > 1, f),
+    "of a part": lambda t, u, f: t[1:].mul_(f),
+}
+
+
+@pytest.mark.parametrize("gradient", [None, "no_grad"])
+@pytest.mark.parametrize("form", WRITES)
+def test_S14_a_write_is_as_torch_makes_it(form: str, gradient: str | None) -> None:
+    write = WRITES[form]
+    plain, lazy = (torch.linspace(-2, 2, 12).view(3, 4).to(device) for device in ("cpu", LAZY))
+    if gradient:
+        plain, lazy = plain.requires_grad_(), lazy.requires_grad_()
+    with torch.set_grad_enabled(gradient is None):
+        others = torch.linspace(0, 3, 12).view(3, 4), torch.linspace(0, 3, 12).view(3, 4).to(LAZY)
+        parts = plain[1:], lazy[1:]
+        for f in (0.5, 0.25, 1.5, 0.125, 0.75):
+            results = [write(t, u, f) for t, u in zip((plain, lazy), others, strict=True)]
+            if form != "of a part":
+                assert results[1] is lazy
+            assert torch.equal(lazy.detach().cpu(), plain.detach())
+            assert torch.equal(parts[1].detach().cpu(), parts[0].detach())
+            assert lazy._version == plain._version == parts[1]._version
+            assert (lazy.requires_grad, lazy.grad_fn, lazy.is_leaf) == (plain.requires_grad, None, True)
+
+
+def test_S14_the_second_write_is_made_at_once_with_another_float() -> None:
+    x, y = torch.ones(3, device=LAZY), torch.ones(3, device=LAZY)
+    x.addcdiv_(y, y, value=-0.5)
+    whole, apart = intercept.counts()
+    known = shortcuts.remembered()[0]
+    for k in range(20):
+        x.addcdiv_(y, y, value=-0.001 * (k + 1))
+    assert shortcuts.remembered()[0] == known
+    assert intercept.counts() == (whole + 20, apart)
+    plain = torch.ones(3).addcdiv_(torch.ones(3), torch.ones(3), value=-0.5)
+    for k in range(20):
+        plain.addcdiv_(torch.ones(3), torch.ones(3), value=-0.001 * (k + 1))
+    assert torch.equal(x.cpu(), plain)
+
+
+def test_S14_one_float_more_or_on_the_other_side_of_one_is_another_call() -> None:
+    """What a kernel is asked about a number: its sign, whether it exceeds one."""
+    x = torch.ones(3, dtype=torch.float16, device=LAZY)
+    for f in (0.5, 1.0, 1.0000001, -1.0, -1.5, 100.0, 100.1, 65504.0):
+        x.fill_(f)
+        assert torch.equal(x.cpu(), torch.ones(3, dtype=torch.float16).fill_(f))
+    with pytest.raises(RuntimeError, match="overflow"):
+        x.masked_fill_(x > 0, 1e9)
+
+
+def test_S14_a_leaf_is_written_to_without_gradients_alone() -> None:
+    p = torch.ones(3, device=LAZY, requires_grad=True)
+    for _ in range(3):
+        with torch.no_grad():
+            p.add_(1)
+        with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
+            p.add_(1)
+    assert p.tolist() == [4.0] * 3
+
+
+def test_S14_a_view_made_without_gradients_is_not_written_to_with_them() -> None:
+    p = torch.ones(3, device=LAZY, requires_grad=True) * 2
+    for _ in range(3):
+        with torch.no_grad():
+            v = p.view(3, 1)
+        with pytest.raises(RuntimeError, match="no_grad"):
+            v.add_(1)
+
+
+def test_S14_writes_with_gradients_have_a_history() -> None:
+    for _ in range(3):
+        p = torch.ones(3, device=LAZY, requires_grad=True)
+        x = p * 2
+        v = x.view(3, 1)
+        x.mul_(3)
+        assert type(x.grad_fn).__name__ == "MulBackward0" and v.grad_fn is not None
+        v.sum().backward()
+        assert p.grad is not None and p.grad.tolist() == [6.0] * 3
+
+
+def test_S14_memory_that_overlaps_is_refused_where_torch_refuses_it() -> None:
+    x, y = torch.arange(6.0, device=LAZY), torch.arange(5.0, device=LAZY)
+    for _ in range(3):
+        x[1:].add_(y)
+    with pytest.raises(RuntimeError, match=r"overlap|single memory location"):
+        x[1:].add_(x[:-1])
+    x.add_(x)
+    expected = torch.arange(6.0)
+    for _ in range(3):
+        expected[1:].add_(torch.arange(5.0))
+    assert torch.equal(x.cpu(), expected.add_(expected))
+
+
+def test_S14_a_tensor_as_index_or_number_is_read_each_time() -> None:
+    x = torch.arange(6.0, device=LAZY)
+    at = torch.tensor(1, device=LAZY)
+    for k in range(1, 4):
+        assert x[at].item() == float(k)
+        assert x.narrow(0, at.item(), 2).tolist() == [float(k), k + 1.0]
+        at.add_(1)
+
+
+def calls(t: torch.Tensor) -> torch.Tensor:
+    return t.view(-1)[1:].mul_(2).reshape(1, -1)
+
+
+def test_S14_modes_see_every_call() -> None:
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    class Operators(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    x, plain = torch.ones(2, 3, device=LAZY), torch.ones(2, 3)
+    for _ in range(2):
+        calls(x)
+    for mode in (Functions, Operators):
+        seen: list[str] = []
+        with mode():
+            calls(plain)
+        expected = list(seen)
+        seen.clear()
+        with mode():
+            calls(x)
+        assert seen == expected and len(seen) == 4
+
+
+def test_S14_inference_mode_gives_its_own_views() -> None:
+    x, plain = torch.ones(2, 3, device=LAZY), torch.ones(2, 3)
+    for _ in range(2):
+        calls(x), calls(plain)
+        for t in (x, plain):
+            with torch.inference_mode():
+                assert not t.view(6).is_inference()
+                made = t * 2
+                assert made.view(6).is_inference() and made.mul_(2) is made
+                calls(t)
+    assert torch.equal(x.cpu(), plain) and x._version == plain._version
+
+
+def test_S14_tangents_go_with_views_and_writes() -> None:
+    def tangent(x: torch.Tensor) -> torch.Tensor:
+        def f(t: torch.Tensor) -> torch.Tensor:
+            return (t * t).view(-1)[1:].mul_(2).view(1, 5)
+
+        return torch.func.jvp(f, (x,), (torch.ones_like(x),))[1]
+
+    x = torch.arange(6.0).view(2, 3)
+    for _ in range(3):
+        calls(x.clone().to(LAZY))
+        (x * x).to(LAZY).view(-1)[1:].mul_(2).view(1, 5)
+        assert torch.equal(tangent(x.to(LAZY)).cpu(), tangent(x))
+
+
+def test_S14_transforms_batch_views_and_writes() -> None:
+    def f(t: torch.Tensor) -> torch.Tensor:
+        return (t + 1).view(-1)[1:].mul_(2).view(1, 2)
+
+    x = torch.arange(6.0).view(2, 3)
+    for _ in range(3):
+        f(x[0].to(LAZY))
+        assert torch.equal(torch.vmap(f)(x.to(LAZY)).cpu(), torch.vmap(f)(x))
+
+
+def test_S14_autocast_and_anomalies_are_as_ever() -> None:
+    x = torch.ones(2, 3, device=LAZY)
+    for _ in range(2):
+        calls(x)
+        with torch.autocast("cpu"):
+            assert calls(x).dtype is torch.float32
+    p = torch.ones(6, device=LAZY, requires_grad=True)
+    for _ in range(3):
+        with pytest.warns(UserWarning, match="Anomaly"), torch.autograd.detect_anomaly():
+            made = (p * 2).view(2, 3)
+        assert "traceback_" in made.grad_fn.metadata  # type: ignore[union-attr]
+        assert "traceback_" not in (p * 2).view(2, 3).grad_fn.metadata  # type: ignore[union-attr]
+
+
+def test_S14_what_a_class_of_the_program_overrides_is_asked() -> None:
+    class Mine(torch.Tensor):
+        def view(self, *sizes: int) -> Any:  # type: ignore[override]
+            return "mine"
+
+    x = torch.ones(4, device=LAZY)
+    for _ in range(2):
+        x.view(2, 2)
+    assert x.as_subclass(Mine).view(2, 2) == "mine"
+
+
+def test_S14_views_of_views_stay_a_few_steps_from_their_base() -> None:
+    v = base = torch.arange(100.0, device=LAZY)
+    for _ in range(60):
+        v = v.view(10, 10).view(100)
+    assert v._base is base and v._handle.steps <= 6 and v.tolist() == list(range(100))
+
+
+def test_S14_finalizers_may_record_at_any_time() -> None:
+    class Writes:
+        def __init__(self) -> None:
+            self.itself = self  # for the collector
+
+        def __del__(self) -> None:
+            kept.append(other.view(2, 2).add_(1))
+
+    kept: list[torch.Tensor] = []
+    other, x = torch.zeros(4, device=LAZY), torch.arange(6.0, device=LAZY)
+    before = gc.get_threshold()
+    gc.set_threshold(3)
+    try:
+        for k in range(300):
+            Writes()
+            v = x.view(2, 3)[1:, 1]
+            v.add_(1)
+            assert v.shape == (1,) and x._version == k + 1
+    finally:
+        gc.set_threshold(*before)
+    gc.collect()
+    assert x.tolist() == [0.0, 1.0, 2.0, 3.0, 304.0, 5.0]
+    assert len(kept) == 300 and other.tolist() == [300.0] * 4
+
+
+def test_S14_threads_make_views_and_writes_of_their_own() -> None:
+    def work(k: int) -> None:
+        x = torch.zeros(k + 2, 3, device=LAZY, requires_grad=k % 2 == 0)
+        with torch.set_grad_enabled(k % 2 == 1):
+            for _ in range(200):
+                x.view(-1)[1:4].add_(k)
+        found[k] = x.detach().cpu()
+
+    found: dict[int, torch.Tensor] = {}
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    for k in range(4):
+        expected = torch.zeros(k + 2, 3)
+        expected.view(-1)[1:4] = 200.0 * k
+        assert torch.equal(found[k], expected)
+
+
+def test_S14_numbers_of_calls_that_went_are_not_used_again() -> None:
+    interner = values.tape.interner
+    x = torch.arange(24.0, device=LAZY)
+    try:
+        interner.set_limit(1, 1)
+        for k in (2, 3, 4, 6, 8, 12) * 5:
+            y = x.view(k, 24 // k).t()[1]
+            assert y.tolist() == torch.arange(24.0).view(k, 24 // k).t()[1].tolist()
+            torch.ones(k, device=LAZY).mul_(k).tolist()
+    finally:
+        interner.set_limit(*LIMITS)
+
+
+def test_S14_what_is_remembered_is_bounded() -> None:
+    x = torch.arange(24.0, device=LAZY)
+    for k in range(5000):
+        x.as_strided((2,), (1,), 1)
+        x[k % 20 : k % 20 + 1 + k // 1000].mul_(float(200 + k))
+    calls, held = shortcuts.remembered()
+    assert 0 < calls <= 2048 and held <= 2048 * 800
+
+
+def test_S14_without_torchs_operators_it_takes_torchs_way(in_python: Callable[..., Any]) -> None:
+    ran = in_python(
+        """
+        import torch, mindtorch
+        from mindtorch._ext import intercept, local_state, shortcuts
+        mindtorch.stats()
+        x = torch.arange(6.0, device="remote_accelerator:0")
+        local_state.stop()
+        for k in range(4):
+            v = x.view(2, 3)[1]
+            v.add_(1)
+            assert v._base is x and x._version == k + 1 and v.shape == (3,)
+        assert shortcuts.remembered() == (0, 0)
+        assert x.tolist() == [0, 1, 2, 7, 8, 9]
+        with torch.no_grad():
+            assert not (x * torch.ones(6, device="remote_accelerator:0", requires_grad=True)).requires_grad
+        print("right")
+        """
+    )
+    assert ran.stdout.split() == ["right"]
+
+
+def test_S14_torch_makes_the_views_that_are_asked_of_it() -> None:
+    """Each operator, of plain tensors beside torch's own: sizes, strides, and the base."""
+    x = torch.arange(60.0).view(3, 4, 5)
+    cases: dict[str, list[tuple[Any, ...]]] = {
+        "aten::alias": [()],
+        "aten::squeeze": [()],
+        "aten::squeeze.dim": [(0,), (-1,)],
+        "aten::unsqueeze": [(0,), (3,), (-1,)],
+        "aten::transpose.int": [(0, 2), (-1, 1)],
+        "aten::diagonal": [(), (1,), (-1, 1, 2), (0, 0, 2)],
+        "aten::unfold": [(2, 3, 1), (0, 2, 2)],
+        "aten::permute": [((2, 0, 1),)],
+        "aten::view": [((60,),), ((2, 30),), ((3, 2, -1, 5),)],
+        "aten::expand": [((2, 3, 4, 5),), ((7, -1, -1, -1),)],
+        "aten::select.int": [(0, 2), (1, -1), (-1, 0)],
+        "aten::slice.Tensor": [(), (1,), (1, 1), (1, 1, 3), (1, None, 2), (2, 0, 5, 2), (0, -2, 2**63 - 1)],
+        "aten::as_strided": [((2, 2), (1, 2)), ((2, 2), (1, 2), 3)],
+    }
+    assert set(cases) | {"aten::t"} == set(native_views.OPERATORS)
+    for name, all_args in cases.items():
+        packet, _, overload = name.removeprefix("aten::").partition(".")
+        operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        for args in all_args:
+            base = x[:, :1] if packet == "squeeze" else x
+            expected, found = operator(base, *args), native_views.made(base, name, args, torch.Tensor)
+            assert found.data_ptr() == expected.data_ptr(), (name, args)
+            assert (found.shape, found.stride()) == (expected.shape, expected.stride()), (name, args)
+            assert found._base is expected._base and torch.equal(found, expected)
+    matrix = x[0]
+    assert native_views.made(matrix, "aten::t", (), torch.Tensor).stride() == (1, 5)
+    assert native_views.made(x, "aten::view.dtype", (torch.int32,), torch.Tensor) is None
+    assert native_views.made(x, "aten::view", (tuple([1] * 20 + [60]),), torch.Tensor) is None
