@@ -2,7 +2,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 
 cdef enum:
-    MAX_NUMBERS = 16
+    MAX_NUMBERS = 12
 
 cdef struct View:
     void *call                 # at::_ops::NAME::call
