@@ -1,9 +1,10 @@
-"""Calls of torch's methods that come to one write, or to views of one tensor, done without torch's detours (SPEC S14).
+"""Calls of torch's methods that come to the same each time, done without torch's detours (SPEC S14).
 
-Views and writes go through torch's layers down to the dispatch level, as autograd counts versions and says which tensor
-is a view of which. For the same method, arguments and metadata they come to the same there. So the first call goes
-torch's way, and what it has recorded is remembered by the call's key. From then on the records are made at once; a view
-is made by torch's own operator (native_views.pyx), a write without gradient advances the version.
+Views, writes and conversions go through torch's layers down to the dispatch level, as autograd counts versions and says
+which tensor is a view of which. For the same method, arguments and metadata they come to the same there: views of one
+tensor, one write, one new tensor, or the tensor itself. So the first call goes torch's way, and what it has recorded is
+remembered by the call's key. From then on the records are made at once; a view is made by torch's own operator
+(native_views.pyx), a write without gradient advances the version.
 
 Nothing is remembered of calls that read values, run something or record anything else. Modes, transforms, forward-mode
 AD and inference mode go torch's way.
@@ -16,7 +17,7 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy
 
 from .context cimport current_location, current_module, current_phase
-from .intern cimport RETURNS_TENSOR, OpInfo, hash_key, sig_key, sig_out_meta, sig_written
+from .intern cimport RETURNS_TENSOR, OpInfo, hash_key, sig_alias, sig_key, sig_out_meta, sig_written
 from .intercept cimport NOT_RECORDED, counted_whole, finish, grad_is_off, grad_mode, limit, may_be_short
 from .kept_wrappers cimport advance, version
 from .keys cimport OK, Key, asks_first, current_key, encode, encode_call, room, somebody_asks_first, start
@@ -34,12 +35,20 @@ cdef extern from "Python.h":
 cdef enum:
     PLACES = 2048
     MAX_VIEWS = 4              # that one call makes, one of the other
+    NO_ALIAS = 0xFFFF
     SLICE = 0xF0               # no tag of a template: keys here are not read back
+
+cdef enum Kind:
+    TORCHS = 0                 # torch has to see the call
+    SAME = 1                   # it returns its tensor
+    VIEWS = 2
+    NEW = 3                    # without gradient, a new tensor
+    WRITE = 4                  # without gradient
 
 cdef struct Way:
     uint32_t hash, keylen
-    uint32_t sids[MAX_VIEWS]   # the records; none: torch has to see the call
-    int n_views                # 0: it writes
+    uint32_t sids[MAX_VIEWS]   # the records
+    uint8_t kind, n_views
     # … the views, the key
 
 cdef Way *ways[PLACES]
@@ -47,6 +56,7 @@ cdef uint64_t evictions = 0
 cdef size_t held = 0           # bytes
 cdef int busy = 0              # ways are in use
 cdef bint may_remember = False
+cdef bint certain = False      # of the encoded call: nothing that it gives can have a gradient
 cdef bint usable = False
 cdef Tape tape = None
 cdef Key *K = current_key()
@@ -173,40 +183,42 @@ cdef bint is_seen_by_torch(tuple args) except -1:
 
 
 cdef object shortcut(OpInfo info, tuple args, dict kwargs):
-    global may_remember
+    global may_remember, certain
     cdef Way *w
-    cdef SigS *s
     cdef uint32_t i
     may_remember = False
     if not usable or is_seen_by_torch(args) or not is_encoded(info, args, kwargs):
         return NOT_RECORDED
     grad_is_off()
-    if not info.view and grad_mode() and K.uncertain:
-        return NOT_RECORDED
+    certain = not (grad_mode() and K.uncertain)
     if tape.interner.evictions != evictions:
         clear()
     w = find(hash_key(K.buf, <uint32_t>K.n))
     may_remember = w == NULL
-    if w == NULL or not w.sids[0]:
+    if w == NULL or w.kind == TORCHS or (w.kind >= NEW and not certain):
         return NOT_RECORDED
-    if not w.n_views:
-        s = tape.interner.sigs[w.sids[0]]
-        if s.flags & SIG_FORGOTTEN or refused_overlap(<OpInfo>s.info, s):
-            return NOT_RECORDED
-        return written(w)
-    if is_long(args, kwargs) or (grad_mode() and K.uncertain and PyObject_CallNoArgs(anomalies)):
-        return NOT_RECORDED                    # nodes look for the line that they are made at, in Python
-    for i in range(<uint32_t>w.n_views):
+    if w.kind == SAME:
+        counted_whole()
+        return <object>K.objs[0]
+    for i in range(max(w.n_views, 1)):
         if tape.interner.sigs[w.sids[i]].flags & SIG_FORGOTTEN:
             drop(place_of(w.hash))             # the first run disagreed with the prediction: what comes now is new
             may_remember = True
             return NOT_RECORDED
+    if w.kind == WRITE:
+        return written(w)
+    if w.kind == NEW:
+        counted_whole()
+        return finish(w.sids[0])
+    if is_long(args, kwargs) or (not certain and PyObject_CallNoArgs(anomalies)):
+        return NOT_RECORDED                    # nodes look for the line that they are made at, in Python
     return viewed(w)
 
 
 cdef object written(Way *w):
+    cdef SigS *s = tape.interner.sigs[w.sids[0]]
     cdef object out
-    if version(K.objs[0]) < 0:
+    if refused_overlap(<OpInfo>s.info, s) or version(K.objs[0]) < 0:
         return NOT_RECORDED
     counted_whole()
     out = finish(w.sids[0])
@@ -218,7 +230,7 @@ cdef object viewed(Way *w):
     """Record the views, and have torch make the last one."""
     global busy
     cdef object base = <object>K.objs[0], out
-    cdef bint grad = grad_mode(), no_grad = grad and not K.uncertain
+    cdef bint grad = grad_mode(), no_node = certain
     cdef uint32_t slot = K.ins[0], module, loc, before = 0
     cdef int i
     cdef Record *r = NULL
@@ -230,7 +242,7 @@ cdef object viewed(Way *w):
     try:
         module = current_module()
         loc = current_location()
-        out = make(<PyObject *>base, views_of(w), w.n_views, class_of_results(), not grad or not K.uncertain)
+        out = make(<PyObject *>base, views_of(w), w.n_views, class_of_results(), no_node)
         if out is None:
             return NOT_RECORDED
         for i in range(w.n_views):
@@ -246,7 +258,7 @@ cdef object viewed(Way *w):
         h = new_handle(tape, slot, sig_out_meta(tape.interner.sigs[last.sig])[0])
         tape.handle_died(slot)
         before = 0
-        h.no_grad = no_grad
+        h.no_grad = grad and no_node
         h.set_call(last.sig, &none)
         h.module, h.loc, h.phase = last.module, last.loc, last.phase
         h.steps = handle_of(base).steps + w.n_views
@@ -274,20 +286,30 @@ cdef int remember(OpInfo info, tuple args, dict kwargs, uint64_t since, int64_t 
     cdef Way *w
     cdef Way **place
     cdef uint64_t n = tape.tail - since
-    made.n_views = 0
-    made.sids[0] = 0
-    if busy or not 0 < n <= MAX_VIEWS:
+    cdef bint gradless
+    made.kind, made.n_views = TORCHS, 0
+    if busy or n > MAX_VIEWS:
         return 0
     tape.interner.frozen += 1                  # what looks at the records makes objects
     try:
         if not is_encoded(info, args, kwargs):
             return 0
-        if info.view:
-            if not are_views(&made, views, since, <int>n, out):
-                made.sids[0] = 0
-                made.n_views = 0
-        elif n == 1 and version(<PyObject *>out) == before + 1:
-            note_write(&made, since, out)
+        grad_is_off()
+        gradless = not (grad_mode() and K.uncertain)
+        if n == 0:
+            if K.n_ins != 1 or K.objs[0] != <PyObject *>out or version(K.objs[0]) != before or not info.copies:
+                return 0
+            made.kind = SAME
+        elif info.view and are_views(&made, views, since, <int>n, out):
+            made.kind = VIEWS
+        elif n == 1 and gradless and version(<PyObject *>out) == before + 1 and is_write(&made, since, out):
+            made.kind = WRITE
+        elif n == 1 and gradless and info.copies and is_new(&made, since, out):
+            made.kind = NEW
+        elif not gradless:
+            return 0
+        if made.kind != VIEWS:
+            made.n_views = 0
         if not is_encoded(info, args, kwargs):
             return 0
         if tape.interner.evictions != evictions:
@@ -315,24 +337,44 @@ cdef SigS *sig_of(Record *r) noexcept:
     return NULL if s == NULL or s.flags & (SIG_FORGOTTEN | SIG_RANDOM) else s
 
 
-cdef int note_write(Way *made, uint64_t since, object out) except -1:
-    """Is the record a write to the first tensor of the encoded call, by the tensors and floats of the call?"""
+cdef bint has_the_calls_inputs(Record *r, SigS *s) noexcept:
+    """Are the record's tensors and floats those of the encoded call, in its order?"""
+    cdef uint32_t i
+    if s.n_in != K.n_ins or sig_floats(s) != n_floats(K.buf):
+        return False
+    for i in range(s.n_in):
+        if rec_ins(r)[i] != K.ins[i]:
+            return False
+    return not memcmp(rec_floats(r, s), K.floats, sig_floats(s) * sizeof(double))
+
+
+cdef bint is_write(Way *made, uint64_t since, object out) except -1:
+    """Is the record a write to the call's first tensor, which it gives?"""
     cdef Record *r = tape.record(since)
     cdef SigS *s = sig_of(r)
     cdef uint32_t i
-    if s == NULL or not s.flags & SIG_WRITES or s.n_out or s.n_in != K.n_ins or s.ret == NULL:
-        return 0
-    if K.objs[0] != <PyObject *>out:
-        return 0
-    if <object>s.ret != (RETURNS_TENSOR, -1) or (<OpInfo>s.info).bumps or sig_floats(s) != n_floats(K.buf):
-        return 0
+    if s == NULL or not s.flags & SIG_WRITES or s.n_out or s.ret == NULL or (<OpInfo>s.info).bumps:
+        return False
+    if <object>s.ret != (RETURNS_TENSOR, -1) or K.objs[0] != <PyObject *>out or not has_the_calls_inputs(r, s):
+        return False
     for i in range(s.n_in):
-        if rec_ins(r)[i] != K.ins[i] or sig_written(s)[i] != (i == 0):
-            return 0
-    if memcmp(rec_floats(r, s), K.floats, sig_floats(s) * sizeof(double)):
-        return 0
+        if sig_written(s)[i] != (i == 0):
+            return False
     made.sids[0] = r.sig
-    return 0
+    return True
+
+
+cdef bint is_new(Way *made, uint64_t since, object out) except -1:
+    """Does the record make the tensor that the call gives, in memory of its own?"""
+    cdef Record *r = tape.record(since)
+    cdef SigS *s = sig_of(r)
+    cdef Handle h = handle_of(out)
+    if s == NULL or s.flags & (SIG_WRITES | SIG_VIEW) or s.n_out != 1 or s.ret or not has_the_calls_inputs(r, s):
+        return False
+    if h is None or h.slot != rec_outs(r, s)[0] or h.meta != sig_out_meta(s)[0] or sig_alias(s)[0] != NO_ALIAS:
+        return False
+    made.sids[0] = r.sig
+    return True
 
 
 cdef bint are_views(Way *made, View *views, uint64_t since, int n, object out) except -1:
@@ -361,7 +403,7 @@ cdef bint are_views(Way *made, View *views, uint64_t since, int n, object out) e
         given, names = decode_call(sig_key(s), &NOTHING, NULL, None)
         if names or not describe(&views[i], (<OpInfo>s.info).func.name(), given[1:]):
             return False
-    made.n_views = n
+    made.n_views = <uint8_t>n
     return is_the_same(views, n, tape.interner.meta(first), tape.interner.meta(meta))
 
 

@@ -164,6 +164,50 @@ def test_S14_the_second_write_is_made_at_once_with_another_float() -> None:
     assert torch.equal(x.cpu(), plain)
 
 
+COPIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "contiguous": lambda t: t.contiguous(),
+    "contiguous of what is not": lambda t: t.t().contiguous(),
+    "channels last": lambda t: t[None, None].contiguous(memory_format=torch.channels_last),
+    "float": lambda t: t.float(),
+    "double": lambda t: t.double(),
+    "half": lambda t: t.half(),
+    "bfloat16": lambda t: t.bfloat16(),
+    "long": lambda t: t.long(),
+    "bool": lambda t: t.bool(),
+    "reshape with a copy": lambda t: t.t().reshape(-1),
+    "flatten with a copy": lambda t: t.t().flatten(),
+}
+
+
+@pytest.mark.parametrize("gradient", [None, "no_grad", "grad"])
+@pytest.mark.parametrize("form", COPIES)
+def test_S14_a_copy_is_made_where_torch_makes_one(form: str, gradient: str | None) -> None:
+    copy = COPIES[form]
+    plain, lazy = (torch.linspace(-2, 2, 12).view(3, 4).clone().to(device) for device in ("cpu", LAZY))
+    if gradient:
+        plain, lazy = plain.requires_grad_(), lazy.requires_grad_()
+    with torch.set_grad_enabled(gradient != "no_grad"):
+        for k in range(4):
+            expected, found = copy(plain), copy(lazy)
+            assert (found is lazy) == (expected is plain)
+            assert looks(found, lazy) == looks(expected, plain)
+            if found is not lazy and not found._is_view() and gradient != "grad":
+                found.mul_(2)  # it is nobody else's
+            with torch.no_grad():
+                lazy.add_(k), plain.add_(k)
+    assert torch.equal(lazy.detach().cpu(), plain.detach())
+
+
+def test_S14_the_second_copy_is_made_at_once() -> None:
+    x = torch.ones(3, 4, device=LAZY)
+    for copy in (torch.Tensor.double, torch.Tensor.float, torch.Tensor.contiguous):
+        copy(x)
+        getattr(x, copy.__name__)()
+        whole, apart = intercept.counts()
+        getattr(x, copy.__name__)()
+        assert intercept.counts() == (whole + 1, apart)
+
+
 def test_S14_one_float_more_or_on_the_other_side_of_one_is_another_call() -> None:
     """What a kernel is asked about a number: its sign, whether it exceeds one."""
     x = torch.ones(3, dtype=torch.float16, device=LAZY)

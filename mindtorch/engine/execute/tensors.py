@@ -366,10 +366,10 @@ _BINARY = {
 _METHODS = (
     "add sub mul div mm bmm pow neg abs exp log sqrt rsqrt square relu sigmoid tanh sum mean softmax log_softmax"
 ).split()
-#: Methods that give a view or write, and come to the same each time: see `_ext/shortcuts.pyx`.
+#: Methods that come to the same each time, a view, a write or a copy where one is needed: see `_ext/shortcuts.pyx`.
 _SHORT = (
-    "view reshape t transpose permute unsqueeze squeeze expand flatten select narrow swapaxes movedim "
-    "add_ sub_ mul_ div_ zero_ fill_ clamp_ addcmul_ addcdiv_ lerp_ sqrt_ neg_ exp_ pow_ masked_fill_"
+    "contiguous float double half bfloat16 long int bool view reshape t transpose permute unsqueeze squeeze expand flatten "
+    "select narrow swapaxes movedim add_ sub_ mul_ div_ zero_ fill_ clamp_ addcmul_ addcdiv_ lerp_ sqrt_ neg_ exp_ pow_ masked_fill_"
 ).split()
 _REFLECTED = {"__radd__": torch.Tensor.add, "__rmul__": torch.Tensor.mul}
 

@@ -72,7 +72,7 @@ def describe(func: Any, dispatch: bool) -> Any:
         pointwise=repeats and writes and _is_pointwise(plain_name),
         view=view and not in_place,
     )
-    info.short = repeats and (info.view or writes or plain_name in _AUGMENTED)
+    info.short = repeats and (info.view or info.copies or writes or plain_name in _AUGMENTED)
     if kind == _intern.PASS and ops.about(plain_name).values_backward:
         info.kind, info.handler = _intern.HANDLER, functools.partial(_checked, info)
     return info
@@ -81,7 +81,12 @@ def describe(func: Any, dispatch: bool) -> Any:
 #: ``+=`` and its like.
 _AUGMENTED = frozenset(f"aten::__i{name}__" for name in "add sub mul truediv and or xor lshift rshift".split())
 #: Functions of torch's in C++: without Python code that could do something else the next time.
-_COMPILED = (types.MethodDescriptorType, types.WrapperDescriptorType, types.BuiltinFunctionType)
+_COMPILED = (
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.BuiltinFunctionType,
+    types.MethodWrapperType,
+)
 
 
 def _is_pointwise(name: str) -> bool:
