@@ -368,8 +368,9 @@ _METHODS = (
 ).split()
 #: Methods that come to the same each time, a view, a write or a copy where one is needed: see `_ext/shortcuts.pyx`.
 _SHORT = (
-    "contiguous float double half bfloat16 long int bool view reshape t transpose permute unsqueeze squeeze expand flatten "
-    "select narrow swapaxes movedim add_ sub_ mul_ div_ zero_ fill_ clamp_ addcmul_ addcdiv_ lerp_ sqrt_ neg_ exp_ pow_ masked_fill_"
+    "contiguous float double half bfloat16 long int bool view reshape t transpose permute unsqueeze squeeze expand "
+    "flatten select narrow swapaxes movedim "
+    "add_ sub_ mul_ div_ zero_ fill_ clamp_ addcmul_ addcdiv_ lerp_ sqrt_ neg_ exp_ pow_ masked_fill_"
 ).split()
 _REFLECTED = {"__radd__": torch.Tensor.add, "__rmul__": torch.Tensor.mul}
 
