@@ -685,6 +685,9 @@ cdef object _dispatched(object func, tuple args, object kwargs):
         if h is not None and tape.slot(h.slot).root == h.slot and func is not detach:
             renamed = rename(h, h.no_grad)     # it is no view this time: `to`, `reshape`
             return out if renamed is None else renamed
+    elif PyTuple_GET_SIZE(args) and version_of(<PyObject *>args[0]) < 0 and args[0].is_inference():
+        with inference_mode(True):             # and that of a tensor of that mode one of it, outside as well
+            out = _dispatch(info, func, args, kwargs)
     else:
         out = _dispatch(info, func, args, kwargs)
     if is_below():

@@ -45,6 +45,7 @@ class OpInfo:
     view: bool
     pointwise: bool
     bumps: bool
+    short: bool
     whole: bool
     copies: bool
     def __init__(

@@ -115,7 +115,7 @@ def start(find, plain, wrapper, below_autograd):
     `wrapper`, and not to that of `plain`. `below_autograd`: a context in which they make no nodes of autograd.
     """
     global wrap_, new_cell, delete_cell, to_classes, to_autograd
-    cdef list others = [find(name) for name in OTHERS]
+    cdef list others = list(map(find, OTHERS))
     if not all(others) or not reads_keys() or keys_of(<PyObject *>wrapper) == NULL:
         return False
     to_classes = keys_of(<PyObject *>wrapper)[0] & ~keys_of(<PyObject *>plain)[0]

@@ -11,6 +11,6 @@ cdef object shortcut(OpInfo info, tuple args, dict kwargs)
 # `version_of` said before. `out`: what it gave.
 cdef int remember(OpInfo info, tuple args, dict kwargs, uint64_t since, int64_t version, object out) except -1
 
-# What torch counts of the writes to a tensor; -1 where nothing is counted.
-cdef int64_t version_of(PyObject *tensor) noexcept
+# What torch counts of the writes to a tensor of ours; -1 where it counts nothing, and of what is none.
+cdef int64_t version_of(PyObject *o) except? -1
 cdef bint may_remember         # after shortcut(): may it be that the call comes to the same each time?

@@ -115,9 +115,11 @@ cdef void drop(Way **place) noexcept:
 
 
 cdef void clear() noexcept:
-    """The numbers of calls may be those of others by now."""
+    """The numbers of calls may be those of others by now. While ways are in use, none goes."""
     global evictions
     cdef int i
+    if busy:
+        return
     for i in range(PLACES):
         drop(&ways[i])
     evictions = tape.interner.evictions
@@ -202,8 +204,7 @@ cdef object shortcut(OpInfo info, tuple args, dict kwargs):
         return <object>K.objs[0]
     for i in range(max(w.n_views, 1)):
         if tape.interner.sigs[w.sids[i]].flags & SIG_FORGOTTEN:
-            drop(place_of(w.hash))             # the first run disagreed with the prediction: what comes now is new
-            may_remember = True
+            may_remember = True                # the first run disagreed with the prediction: what comes now is new
             return NOT_RECORDED
     if w.kind == WRITE:
         return written(w)
@@ -274,8 +275,8 @@ cdef object viewed(Way *w):
 
 
 # ---- what calls come to ----------------------------------------------------------------------------------------------
-cdef int64_t version_of(PyObject *tensor) noexcept:
-    return version(tensor)
+cdef int64_t version_of(PyObject *o) except? -1:
+    return version(o) if handle_of(<object>o) is not None else -1
 
 
 cdef int remember(OpInfo info, tuple args, dict kwargs, uint64_t since, int64_t before, object out) except -1:
@@ -302,7 +303,7 @@ cdef int remember(OpInfo info, tuple args, dict kwargs, uint64_t since, int64_t 
             made.kind = SAME
         elif info.view and are_views(&made, views, since, <int>n, out):
             made.kind = VIEWS
-        elif n == 1 and gradless and version(<PyObject *>out) == before + 1 and is_write(&made, since, out):
+        elif n == 1 and gradless and is_write(&made, since, before, out):
             made.kind = WRITE
         elif n == 1 and gradless and info.copies and is_new(&made, since, out):
             made.kind = NEW
@@ -348,14 +349,16 @@ cdef bint has_the_calls_inputs(Record *r, SigS *s) noexcept:
     return not memcmp(rec_floats(r, s), K.floats, sig_floats(s) * sizeof(double))
 
 
-cdef bint is_write(Way *made, uint64_t since, object out) except -1:
+cdef bint is_write(Way *made, uint64_t since, int64_t before, object out) except -1:
     """Is the record a write to the call's first tensor, which it gives?"""
     cdef Record *r = tape.record(since)
     cdef SigS *s = sig_of(r)
     cdef uint32_t i
     if s == NULL or not s.flags & SIG_WRITES or s.n_out or s.ret == NULL or (<OpInfo>s.info).bumps:
         return False
-    if <object>s.ret != (RETURNS_TENSOR, -1) or K.objs[0] != <PyObject *>out or not has_the_calls_inputs(r, s):
+    if <object>s.ret != (RETURNS_TENSOR, -1) or K.objs[0] != <PyObject *>out or version(K.objs[0]) != before + 1:
+        return False
+    if not has_the_calls_inputs(r, s):
         return False
     for i in range(s.n_in):
         if sig_written(s)[i] != (i == 0):

@@ -73,9 +73,9 @@ NEAREST = {
     "_ext/intern.pyx": "ext/test_tape.py ext/test_tables.py test_execute.py test_lazy_tensor.py"
     " programs/test_programs.py",
     "_ext/interpreter.pyx": "ext/test_interpreter.py ext/test_context.py",
-    "_ext/shortcuts.pyx": "test_lazy_shortcuts.py test_lazy_view_chains.py",
-    "_ext/native_views.pyx": "test_lazy_shortcuts.py",
-    "_ext/local_state.pyx": "test_lazy_shortcuts.py test_lazy_modes.py",
+    "_ext/shortcuts.pyx": "test_lazy_shortcuts.py test_lazy_shortcuts_around.py test_lazy_view_chains.py",
+    "_ext/native_views.pyx": "test_lazy_shortcuts_around.py test_lazy_shortcuts.py",
+    "_ext/local_state.pyx": "test_lazy_shortcuts_around.py test_lazy_modes.py",
     "_ext/kept_wrappers.pyx": "test_lazy_kept_wrappers.py",
     "_ext/keys.pyx": "test_lazy_function_entries.py test_lazy_products.py test_lazy_floats.py test_lazy_mistakes.py"
     " ext/test_tables.py programs/test_programs.py test_meta.py test_lazy_transforms.py test_lazy_protocol.py",
