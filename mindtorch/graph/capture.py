@@ -244,6 +244,13 @@ class Recorder(TorchDispatchMode):
         if known.reads:
             graph._reads.append(node)
 
+    def stepped(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Its step is over, and there are still the gradients that it took."""
+        graph = self.graph
+        graph._steps.append(len(graph))
+        found = map(graph._producers.find, gradients_of(optimizer))
+        graph._gradients.update(source for source in found if source is not None)
+
     # ---- names -------------------------------------------------------------------------------------------------------
     def settled(self, phase: int) -> None:
         """Ops of a call that might have been a prefill were in that phase (a number)."""
@@ -275,6 +282,13 @@ def _flat(value: Any) -> Iterable[torch.Tensor]:
     if isinstance(value, (tuple, list)):
         return [t for item in value for t in _flat(item)]
     return ()
+
+
+def gradients_of(optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:
+    """Of the weights that it steps."""
+    groups = [] if optimizer is None else optimizer.param_groups
+    weights = [p for group in groups for p in group["params"] if isinstance(p, torch.Tensor) and p.is_leaf]
+    return [p.grad for p in weights if p.grad is not None]
 
 
 def stop(graph: ComputationGraph) -> None:
@@ -316,7 +330,7 @@ def capture() -> Iterator[ComputationGraph]:
         recorder.saw_root(root, path)
     tracking.modules.add_listener(recorder.saw_root)
     tracking.generation.listeners.append(recorder.settled)
-    stepped = register_optimizer_step_post_hook(lambda *_: graph._steps.append(len(graph)))
+    stepped = register_optimizer_step_post_hook(lambda optimizer, *_: recorder.stepped(optimizer))
     try:
         with _everywhere(recorder):
             yield graph

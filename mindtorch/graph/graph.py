@@ -167,6 +167,7 @@ class ComputationGraph:
         self._reads: list[int] = []  # ids of the nodes that read data
         self._writes: dict[int, tuple[int, ...]] = {}  # inputs that nodes write to; none where a node is not in it
         self._steps: list[int] = []  # how many nodes there were when an optimizer's step ended
+        self._gradients: set[tuple[int, int]] = set()  # (node, output) of what an optimizer took for its weights'
         self._draws: dict[int, int] = {}  # pending random draws: node id -> device whose generator they use
         self._producers = Producers()
         self.outputs: tuple[tuple[int, int], ...] = ()  # (node id, output index) of what was asked for

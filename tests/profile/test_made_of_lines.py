@@ -176,6 +176,44 @@ def test_L13_optimizers_with_a_pass_backward_each_are_as_many(how, late):
     assert (row["instances"], row["calls"]) == (3, 2 * (late + STEPS) + STEPS)
 
 
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("first", [_O.Adam, _O.SGD])
+@pytest.mark.parametrize("together", [False, True])
+def test_L13_steps_on_one_line_of_optimizers_with_as_many_weights_as_they_have_are_counted(how, first, together):
+    """As a GAN's two: 10 steps were 15. Together, after all passes backward: the first one's were none, as the graph
+    begins after its gradients are made."""
+
+    def program() -> None:
+        nets = [nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)), nn.Linear(3, 3)]
+        optimizers = [first(nets[0].parameters(), 0.1), _O.Adam(nets[1].parameters())]
+        for _ in range(STEPS):
+            for net, optimizer in zip(nets, optimizers):
+                net(torch.ones(2, 3)).square().sum().backward()
+                if not together:
+                    optimizer.step()
+            for optimizer in optimizers if together else ():
+                optimizer.step()
+
+    row = patterns(how, program)["optimizer update"]
+    kinds = "Adam" if first is _O.Adam else ["SGD", "Adam"]
+    assert (row["instances"], row["calls"], row["attributes"]["kind"]) == (2, 2 * STEPS, kinds)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_steps_are_counted_in_the_iterations_that_are_reported(how):
+    """One of them steps in the first iteration only."""
+    kind, options = (Profiler, {}) if how == "measured" else (Estimator, {"target": targets.find("h100")})
+    with kind(warmup=1, **options) as seen:
+        nets = [nn.Linear(3, 3), nn.Linear(3, 3)]
+        optimizers = [_O.Adam(net.parameters()) for net in nets]
+        for step in range(STEPS):
+            for net, optimizer in list(zip(nets, optimizers))[step > 0 :]:
+                net(torch.ones(2, 3)).square().sum().backward()
+                optimizer.step()
+    (row,) = [row for row in seen.report()["patterns"] if row["name"] == "optimizer update"]
+    assert (row["instances"], row["calls"]) == (1, STEPS - 1)
+
+
 @pytest.mark.parametrize(("kind", "most"), [
     (_O.SGD, sampling.CALLS),
     (_O.LBFGS, sampling.CALLS + sampling.MOST_IN_VAIN),  # whose step ends when no graph of it is taken

@@ -277,7 +277,7 @@ class Estimator(Run):
         self.book.marked(kind)
         if kind == "backward end":
             peak.say_roles(self.registered)
-        elif not self._announced:
+        else:
             self._follow(kind, at, which)
         self.sampling.mark(kind, which)
 

@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from mindtorch._ext import context
 from mindtorch._ext.collect import Collector
 from mindtorch._ext.signals import by_signal_handler
-from mindtorch.engine.semantics import modules, owners
+from mindtorch.engine.semantics import modules, owners, phases
 from mindtorch.graph import ComputationGraph
 from mindtorch.graph.capture import Beginning, Recorder
 
@@ -38,11 +38,15 @@ Key = tuple[int, Any, str]  # path id of the module, line, op
 
 @dataclass
 class Sample:
-    """Of one call: its graph. calls: of each op in it, where it is in the log of calls, from and until, if any."""
+    """Of one call: its graph. calls: of each op in it, where it is in the log of calls, from and until, if any.
+
+    steps: numbers of the optimizers that stepped, in the order in which they did.
+    """
 
     graph: ComputationGraph
     calls: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     logged: Sequence[Key] = ()  # that log, once it is complete
+    steps: Sequence[int] = ()
 
     def keys(self) -> dict[int, list[Key]]:
         """By node, what its rows are known by in a profile."""
@@ -78,7 +82,7 @@ class Sampling:
         self._seen: Counter[tuple[int, bool]] = Counter()
         self._passes = 0  # backward, of which there may be a graph
         self._taken: Counter[int] = Counter()  # graphs of its steps, by optimizer
-        self._in_step: set[int] = set()  # optimizers that the graph has a step of
+        self._in_step: list[int] = []  # optimizers that the graph has a step of, as they came
         self._missed: set[int] = set()  # those whose steps no graph has yet
         self._in_vain = 0  # graphs without a step that was looked for
         self._looking = True
@@ -109,8 +113,8 @@ class Sampling:
                 self._of = "after"
                 self._called()
         elif kind == "step" and own:
-            self._stepped()
-            self._in_step.add(which)
+            self._in_step.append(which)
+            self._stepped(phases.stepper(which))
         elif kind == "step" and not self._taken[which]:
             self._missed.add(which)
             self._looking = self._in_vain < MOST_IN_VAIN
@@ -120,13 +124,13 @@ class Sampling:
             if self._looking and self._passes < MOST_CALLS and self._may_begin():
                 self._passes += 1
                 self._of = "step"
-                self._in_step = set()
 
     def _may_begin(self) -> bool:
         """Watch from now on, if nothing else is watched and there is room."""
         if self._thread is not None or len(self.samples) >= MOST_CALLS or self._nodes >= MOST_NODES:
             return False
         self._thread = threading.get_ident()
+        self._in_step = []
         self._begin()
         return True
 
@@ -140,13 +144,14 @@ class Sampling:
             return
         if self._of == "step" and not self._is_wanted(found.graph):
             return
+        found.steps = self._in_step
         self._nodes += len(found.graph)
         self.samples.append(found)
 
     def _is_wanted(self, graph: ComputationGraph) -> bool:
         """Has it a step of which there are too few? A program may have several optimizers, each with a pass backward of
         its own: it is looked for until one comes again, and for one that came while nobody looked."""
-        stepped = self._in_step or {BY_HAND}
+        stepped = set(self._in_step) or {BY_HAND}
         changes = _changes(graph)  # else gradients are summed up first
         wanted = changes and any(self._taken[optimizer] < CALLS for optimizer in stepped)
         if changes:
@@ -172,8 +177,8 @@ class Sampling:
     def _called(self) -> None:
         """The call is over, and its model may be gone before what comes after it is."""
 
-    def _stepped(self) -> None:
-        """An optimizer's step is over: one on the same line may follow."""
+    def _stepped(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Its step is over: one on the same line may follow."""
 
     def _end(self) -> Sample | None:
         """The graph of what was done since then, if there is one."""
@@ -211,9 +216,9 @@ class SamplingProfile(Sampling):
     def _called(self) -> None:
         self._called_at = 0 if self._recorder is None else len(self._recorder.graph)
 
-    def _stepped(self) -> None:
+    def _stepped(self, optimizer: torch.optim.Optimizer | None) -> None:
         if self._recorder is not None:
-            self._recorder.graph._steps.append(len(self._recorder.graph))
+            self._recorder.stepped(optimizer)
 
     def _end(self) -> Sample | None:
         recorder, self._recorder = self._recorder, None
