@@ -54,7 +54,9 @@ listening: list[Callable[[torch.Tensor, int], None]] = []
 
 def say(held: Iterable[torch.Tensor], what: int) -> None:
     """The storages of these tensors are for this (`PARAMETERS` …); to whoever looks."""
-    for t in held:
+    for t in (
+        part for each in held for part in getattr(each, "_held", (each,))
+    ):  # of sparse ones in an estimate, parts
         handle = _core.get_handle(t)
         if handle is None and mode.now.ranks is not None:  # a DTensor: what this rank has of it
             handle = _core.get_handle(getattr(t, "_local_tensor", t))
