@@ -284,6 +284,24 @@ def test_L13_losses_that_are_modules_of_their_own_are_as_many(how):
     assert (row["instances"], row["calls"]) == (2, 2 * STEPS)
 
 
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("alike", [False, True])
+def test_L13_losses_of_several_models_that_follow_their_calls_are_as_many(how, alike):
+    """The graph of the first model's call ended at the second's, and its loss, of two tensors from nowhere, was none."""
+
+    def program() -> None:
+        nets = [nn.Sequential(nn.Linear(3, 3), nn.ReLU()), nn.Sequential(nn.Linear(3, 3)) if alike else nn.Linear(3, 3)]
+        for _ in range(STEPS):
+            x = torch.ones(2, 3)
+            outs = [net(x) for net in nets]
+            first = nn.functional.l1_loss(outs[0], x)
+            second = (outs[1] - x).square().mean()
+            (first + second).backward()
+
+    row = patterns(how, program)["loss"]
+    assert (row["instances"], row["calls"]) == (2, 2 * STEPS)
+
+
 class Convolved(nn.Module):
     """Attention of a picture's places, whose projections are convolutions of kernels of one place, as diffusion has."""
 

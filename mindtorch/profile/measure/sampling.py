@@ -71,8 +71,8 @@ class Sample:
 class Sampling:
     """Told of outermost calls and passes backward, it takes graphs of the first ones; where nobody says how, none.
 
-    A graph is of a call with gradients and what is done with its result until the pass backward (a loss), of some calls
-    without and what is done between them (a token is chosen), or of a pass backward and what is done with its gradients
+    A graph is of a call with gradients and what is done with its result until the pass backward (a loss), calls of other
+    models included, of some calls without and what is done between them (a token is chosen), or of a pass backward and what is done with its gradients
     until the next call.
     """
 
@@ -86,6 +86,7 @@ class Sampling:
         self._missed: set[int] = set()  # those whose steps no graph has yet
         self._in_vain = 0  # graphs without a step that was looked for
         self._looking = True
+        self._models: set[int] = set()  # that the graph has calls of
         self._weightless: set[int] = set()  # path ids of models without parameters, as losses are
         self._key = (0, False)  # of the call
         self._of = ""  # what it is being taken of: a call, what comes after it, or a step
@@ -100,12 +101,15 @@ class Sampling:
             if own and self._of == "after" and key[1] and self._key[1] and which in self._weightless:
                 return  # what is done with the result goes on
             wanted = self._seen[key] < (CALLS if key[1] else GENERATING) and not torch.compiler.is_compiling()
-            goes_on = own and self._of == "after" and wanted and key == self._key and not key[1]  # else each its own
+            # Several models whose losses follow; without gradients, calls of one. Else each its own.
+            with_others = key[1] and self._key[1] and which not in self._models
+            goes_on = own and self._of == "after" and wanted and (with_others or (key == self._key and not key[1]))
             if own and self._of != "call" and not goes_on:
                 self.close()
             if wanted and (goes_on or self._may_begin()):
                 self._seen[key] += 1
                 self._of, self._key = "call", key
+                self._models.add(which)
         elif kind == "exit" and own and self._of == "call":
             if not torch.is_grad_enabled() and self._seen[which, False] >= GENERATING:
                 self.close()
@@ -130,7 +134,7 @@ class Sampling:
         if self._thread is not None or len(self.samples) >= MOST_CALLS or self._nodes >= MOST_NODES:
             return False
         self._thread = threading.get_ident()
-        self._in_step = []
+        self._in_step, self._models = [], set()
         self._begin()
         return True
 
@@ -209,6 +213,7 @@ class SamplingProfile(Sampling):
 
     def _begin(self) -> None:
         self._recorder = Recorder(ComputationGraph())
+        self._recorder.graph._models_apart = True
         for root, at in modules.roots():
             self.saw_root(root, at)
         self._collector.noted = self
