@@ -287,7 +287,7 @@ def test_L13_losses_that_are_modules_of_their_own_are_as_many(how):
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("alike", [False, True])
 def test_L13_losses_of_several_models_that_follow_their_calls_are_as_many(how, alike):
-    """The graph of the first model's call ended at the second's, and its loss, of two tensors from nowhere, was none."""
+    """The graph of the first call ended at the second, and the first loss, of two tensors from nowhere, was none."""
 
     def program() -> None:
         nets = [nn.Sequential(nn.Linear(3, 3), nn.ReLU()), nn.Sequential(nn.Linear(3, 3)) if alike else nn.Linear(3, 3)]

@@ -71,9 +71,9 @@ class Sample:
 class Sampling:
     """Told of outermost calls and passes backward, it takes graphs of the first ones; where nobody says how, none.
 
-    A graph is of a call with gradients and what is done with its result until the pass backward (a loss), calls of other
-    models included, of some calls without and what is done between them (a token is chosen), or of a pass backward and what is done with its gradients
-    until the next call.
+    A graph is of a call with gradients and what is done with its result until the pass backward (a loss), calls of
+    other models included; of some calls without and what is done between them (a token is chosen); or of a pass
+    backward and what is done with its gradients until the next call.
     """
 
     def __init__(self) -> None:
