@@ -43,8 +43,10 @@ def writes_nothing() -> None:
 
 @contextlib.contextmanager
 def numbers_marked() -> Iterator[None]:
-    """When the program has read a value that nobody knows, say so before it prints anything more: once, on stderr, where
-    it prints to, or where a progress bar or a logger does."""
+    """When the program has read a value that nobody knows, say so before it prints anything more: once, on stderr.
+
+    It prints to standard output; of what it writes to stderr, as a progress bar or a logger does, numbers count.
+    """
     from mindtorch.profile.estimate import assumptions
 
     streams = [sys.stdout] + [sys.stderr] * (sys.stderr is not sys.stdout)
