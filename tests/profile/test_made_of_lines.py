@@ -302,6 +302,20 @@ def test_L13_losses_of_several_models_that_follow_their_calls_are_as_many(how, a
     assert (row["instances"], row["calls"]) == (2, 2 * STEPS)
 
 
+@pytest.mark.parametrize("how", HOW)
+def test_L13_a_loss_after_calls_that_no_graph_is_of_is_one(how):
+    """As a CycleGAN's third: its generators are called twice before those whose results it gets."""
+
+    def program() -> None:
+        net, losses = nn.Linear(3, 3), [nn.MSELoss(), nn.L1Loss(), nn.L1Loss()]
+        for _ in range(STEPS):
+            x = torch.ones(2, 3)
+            sum(loss(net(x), x) for loss in losses).backward()
+
+    row = patterns(how, program)["loss"]
+    assert (row["instances"], row["calls"]) == (3, 3 * STEPS)
+
+
 class Convolved(nn.Module):
     """Attention of a picture's places, whose projections are convolutions of kernels of one place, as diffusion has."""
 

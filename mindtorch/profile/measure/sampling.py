@@ -28,6 +28,7 @@ CALLS = 2  # of each model with gradients, and steps of each optimizer
 GENERATING = 3  # without gradients: prefill, a step of decode, and one that gets what that gave
 MOST_CALLS, MOST_NODES = 48, 200_000  # in all
 MOST_IN_VAIN = 16  # passes backward without a step that was looked for
+MOST_FOR_LOSSES = 6  # calls beyond those, while no graph has a loss that is a module
 MOST_AFTER = 1_000  # after a call: a loss, or the choice of a token, is shorter; a loop of the program's may be long
 BY_HAND = -1  # in place of an optimizer
 _BACKWARD = context.PHASES.index("backward")
@@ -87,6 +88,8 @@ class Sampling:
         self._in_vain = 0  # graphs without a step that was looked for
         self._looking = True
         self._models: set[int] = set()  # that the graph has calls of
+        self._losses: dict[int, bool] = {}  # by path id of such a model that is called in training: a graph has it
+        self._for_losses = 0  # calls in graphs for their sake
         self._weightless: set[int] = set()  # path ids of models without parameters, as losses are
         self._key = (0, False)  # of the call
         self._of = ""  # what it is being taken of: a call, what comes after it, or a step
@@ -98,9 +101,14 @@ class Sampling:
         own = threading.get_ident() == self._thread
         if kind == "enter":
             key = which, torch.is_grad_enabled()
-            if own and self._of == "after" and key[1] and self._key[1] and which in self._weightless:
-                return  # what is done with the result goes on
-            wanted = self._seen[key] < (CALLS if key[1] else GENERATING) and not torch.compiler.is_compiling()
+            if key[1] and which in self._weightless:
+                if own and self._of == "after" and self._key[1]:
+                    self._losses[which] = True
+                    return  # what is done with the result goes on
+                if self._thread is None and self._passes:
+                    self._losses.setdefault(which, False)
+            few = self._seen[key] < (CALLS if key[1] else GENERATING)
+            wanted = (few or (key[1] and self._is_loss_missed())) and not torch.compiler.is_compiling()
             # Several models whose losses follow; without gradients, calls of one. Else each its own.
             with_others = key[1] and self._key[1] and which not in self._models
             goes_on = own and self._of == "after" and wanted and (with_others or (key == self._key and not key[1]))
@@ -110,6 +118,7 @@ class Sampling:
                 self._seen[key] += 1
                 self._of, self._key = "call", key
                 self._models.add(which)
+                self._for_losses += not few
         elif kind == "exit" and own and self._of == "call":
             if not torch.is_grad_enabled() and self._seen[which, False] >= GENERATING:
                 self.close()
@@ -128,6 +137,10 @@ class Sampling:
             if self._looking and self._passes < MOST_CALLS and self._may_begin():
                 self._passes += 1
                 self._of = "step"
+
+    def _is_loss_missed(self) -> bool:
+        """Was one called only after calls of which there is no graph? An iteration may call a model often."""
+        return self._for_losses < MOST_FOR_LOSSES and not all(self._losses.values())
 
     def _may_begin(self) -> bool:
         """Watch from now on, if nothing else is watched and there is room."""
