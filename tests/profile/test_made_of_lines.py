@@ -316,6 +316,24 @@ def test_L13_a_loss_after_calls_that_no_graph_is_of_is_one(how):
     assert (row["instances"], row["calls"]) == (3, 3 * STEPS)
 
 
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("grad", [False, True])
+def test_L13_a_model_that_grows_is_made_of_what_it_has_in_the_end(how, grad):
+    """As in the tutorial on neural style: graphs of the first calls had two convolutions of five."""
+
+    def program() -> None:
+        net = nn.Sequential()
+        for _ in range(5):
+            net.append(nn.Conv2d(2, 2, 3, padding=1))
+            with torch.set_grad_enabled(grad):
+                net(torch.ones(1, 2, 8, 8))
+        for _ in range(STEPS):
+            net(torch.ones(1, 2, 8, 8)).sum().backward()
+
+    row = patterns(how, program)["convolution"]
+    assert (row["instances"], row["calls"]) == (5, 1 + 2 + 3 + 4 + 5 + 5 * STEPS)
+
+
 class Convolved(nn.Module):
     """Attention of a picture's places, whose projections are convolutions of kernels of one place, as diffusion has."""
 

@@ -97,6 +97,7 @@ class Run:
 
     def _saw_root(self, root: torch.nn.Module, path: int) -> None:
         self.book.add(root, path)
+        self.sampling.registered = self.registered.modules_made
         self.sampling.saw_root(root, path)
         self._take([*self.registered.roles(made_only=True), *peak.of_model(root)])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,7 @@ GENERATING = 3  # without gradients: prefill, a step of decode, and one that get
 MOST_CALLS, MOST_NODES = 48, 200_000  # in all
 MOST_IN_VAIN = 16  # passes backward without a step that was looked for
 MOST_FOR_LOSSES = 6  # calls beyond those, while no graph has a loss that is a module
+MOST_GROWN = 16  # calls beyond those, of models that have got further modules since
 MOST_AFTER = 1_000  # after a call: a loss, or the choice of a token, is shorter; a loop of the program's may be long
 BY_HAND = -1  # in place of an optimizer
 _BACKWARD = context.PHASES.index("backward")
@@ -90,6 +91,9 @@ class Sampling:
         self._models: set[int] = set()  # that the graph has calls of
         self._losses: dict[int, bool] = {}  # by path id of such a model that is called in training: a graph has it
         self._for_losses = 0  # calls in graphs for their sake
+        self.registered: Callable[[], int] = lambda: 0  # how many modules were put into others so far
+        self._modules_at: dict[int, int] = {}  # by model, when a call of it was in a graph last
+        self._for_growth = 0  # calls in graphs as the model may have grown
         self._weightless: set[int] = set()  # path ids of models without parameters, as losses are
         self._key = (0, False)  # of the call
         self._of = ""  # what it is being taken of: a call, what comes after it, or a step
@@ -108,7 +112,8 @@ class Sampling:
                 if self._thread is None and self._passes:
                     self._losses.setdefault(which, False)
             few = self._seen[key] < (CALLS if key[1] else GENERATING)
-            wanted = (few or (key[1] and self._is_loss_missed())) and not torch.compiler.is_compiling()
+            grown = not few and self._for_growth < MOST_GROWN and self._modules_at.get(which, 0) < self.registered()
+            wanted = (few or grown or (key[1] and self._is_loss_missed())) and not torch.compiler.is_compiling()
             # Several models whose losses follow; without gradients, calls of one. Else each its own.
             with_others = key[1] and self._key[1] and which not in self._models
             goes_on = own and self._of == "after" and wanted and (with_others or (key == self._key and not key[1]))
@@ -118,7 +123,9 @@ class Sampling:
                 self._seen[key] += 1
                 self._of, self._key = "call", key
                 self._models.add(which)
-                self._for_losses += not few
+                self._for_losses += not few and not grown
+                self._for_growth += grown
+                self._modules_at[which] = self.registered()
         elif kind == "exit" and own and self._of == "call":
             if not torch.is_grad_enabled() and self._seen[which, False] >= GENERATING:
                 self.close()
