@@ -24,6 +24,7 @@ _WAITS = {
     "workers_s": "waiting for a DataLoader's workers to start and to end",
     "threads_s": "waiting for threads",
     "network_s": "waiting for the network",
+    "files_s": "saving and loading",
 }
 _SLOW = 0.1  # of what went into imports: a package that is named
 _BUSY = 0.1  # of the time: less waiting for a processor is usual
