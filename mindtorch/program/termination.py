@@ -43,16 +43,19 @@ class _Handler:
         self.timer.start()
         raise Terminated
 
+    def _is_there(self) -> bool:
+        return _get(signal.SIGTERM) is self
+
     def over(self) -> None:
         self.waits = False
-        if _get(signal.SIGTERM) is self:
+        if self._is_there():
             _set(signal.SIGTERM, signal.SIG_DFL)
         if self.timer is not None:
             self.timer.cancel()
 
     def pause(self) -> None:
         """A child is forked, which begins without a handler: it forgets signals that it gets before it is ready."""
-        if self.waits and _get(signal.SIGTERM) is self and threading.current_thread() is threading.main_thread():
+        if self.waits and self._is_there() and threading.current_thread() is threading.main_thread():
             _set(signal.SIGTERM, signal.SIG_DFL)
             self.paused = True
 
