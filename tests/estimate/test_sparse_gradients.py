@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 
 from mindtorch.base.errors import UnsupportedOperationError
+from mindtorch.cli.main import cli
 from mindtorch.profile import Profiler
 from mindtorch.profile.cost import targets
 from mindtorch.profile.estimate.accelerator import Accelerator
@@ -93,3 +96,25 @@ def test_C4_what_takes_no_sparse_gradient_refuses_it_in_an_estimate_too() -> Non
         assert copy.to_dense().is_cuda and copy.to_dense().shape == (1000, 64)
         (other,) = torch.autograd.grad(table(torch.arange(5).cuda()).sum(), [table.weight])
         assert other.is_sparse and other._nnz() == 5 and str(other.device) == "cuda:0"
+
+
+RANKS = """
+import torch, torch.distributed as dist
+from torch import nn
+dist.init_process_group("nccl")
+model = nn.Sequential(nn.Embedding(100, 8, sparse=True), nn.Linear(8, 2)).cuda()
+model = nn.parallel.DistributedDataParallel(model, device_ids=[torch.cuda.current_device()])
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.arange(5).cuda()).sum().backward()
+    optimizer.step()
+print(model.module[0].weight.grad.is_sparse)
+"""
+
+
+def test_C4_ranks_train_with_sparse_gradients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ranks.py").write_text(RANKS)
+    result = CliRunner().invoke(cli, ["check", "--target", "2xh100", "ranks.py"], prog_name="genie")
+    assert result.exit_code == 0 and result.output.startswith("True\n"), result.output
