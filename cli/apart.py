@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import click
@@ -43,31 +43,40 @@ def writes_nothing() -> None:
 
 @contextlib.contextmanager
 def numbers_marked() -> Iterator[None]:
-    """When the program has read a value that nobody knows, say so before it prints anything more: once, on stderr."""
+    """When the program has read a value that nobody knows, say so before it prints anything more: once, on stderr.
+
+    It prints to standard output; of what it writes to stderr, as a progress bar or a logger does, numbers count.
+    """
     from mindtorch.profile.estimate import assumptions
 
-    stream = sys.stdout
-    original = stream.write
-    marked = False
-
-    def write(text: str) -> int:
-        nonlocal marked
-        if not marked and assumptions.anything():
-            marked = True  # where the program has put its own function before this one, it stays
-            unmark()
-            stream.flush()  # what is above comes first
-            click.echo("genie: numbers below are assumed, not computed", err=True)
-        return original(text)
+    streams = [sys.stdout] + [sys.stderr] * (sys.stderr is not sys.stdout)
+    writes: dict[Any, Any] = {}
 
     def unmark() -> None:
-        if vars(stream).get("write") is write:
-            del stream.write
+        for stream, write in writes.items():
+            if vars(stream).get("write") is write:  # where the program has put its own before this one, it stays
+                del stream.write
+        writes.clear()
 
-    try:
-        stream.write = write  # type: ignore[method-assign]
-    except AttributeError:  # a stream of the caller's own that takes none
-        yield
-        return
+    def marking(stream: Any) -> Callable[[str], int]:
+        original = stream.write
+
+        def write(text: str) -> int:
+            own = stream is not sys.stdout and (text.startswith("genie: ") or not any(map(str.isdigit, text)))
+            if writes and not own and assumptions.anything():
+                unmark()
+                for each in streams:
+                    each.flush()  # what is above comes first
+                click.echo("genie: numbers below are assumed, not computed", err=True)
+            return int(original(text))
+
+        return write
+
+    for stream in streams:
+        write = marking(stream)
+        with contextlib.suppress(AttributeError):  # a stream of the caller's own that takes none
+            stream.write = write  # type: ignore[method-assign]
+            writes[stream] = write
     try:
         yield
     finally:

@@ -17,6 +17,7 @@ from mindtorch.program import blame
 from mindtorch.program.workload import DTYPES, Request
 
 from .apart import left_alone, writes_nothing
+from .exits import exit_code
 from .program import ProgramCommand, claimed_stdout, parse_program, program_arguments
 from .sizing import chosen_rank, runner
 
@@ -122,7 +123,7 @@ def command(
         for words in left_alone(apart):
             click.echo(f"  {words}")
     if outcome.interrupted:
-        return 130
+        return exit_code(outcome)
     if not found:
         return 0
     return 2 if found[0]["kind"] == "not known" else 1

@@ -14,6 +14,7 @@ from mindtorch.base.ranks import Rank
 from mindtorch.program.program import split_argument
 
 from .apart import left_alone, numbers_marked, writes_nothing
+from .exits import exit_code
 from .how_far import note
 from .in_child import made
 from .output import OutputFile, output_options
@@ -252,11 +253,12 @@ def command(
         if not file.is_stdout:
             click.echo(f"genie: wrote {file.name}", err=True)
     if outcome.interrupted:
-        click.echo("genie: interrupted; the graph covers what ran until then", err=True)
+        ended = "ended by SIGTERM" if outcome.terminated else "interrupted"
+        click.echo(f"genie: {ended}; the graph covers what ran until then", err=True)
     elif outcome.exit_code:
         click.echo(f"genie: {program.argument} ended with exit code {outcome.exit_code}", err=True)
         hint_torch_npu(outcome.error)
-    return outcome.exit_code
+    return exit_code(outcome)
 
 
 def _command_for(other: str, inputs: tuple[str, ...], steps: int | None, device: str | None) -> list[str]:

@@ -9,6 +9,7 @@ import click
 
 from mindtorch.program import blame
 
+from .exits import exit_code
 from .program import hint_torch_npu
 from .units import counted
 
@@ -27,7 +28,8 @@ def last_words(program: Program, outcome: Outcome, report: dict[str, Any], optio
     if program.is_model:
         say_whose(program, outcome)
     if outcome.interrupted:
-        click.echo("genie: interrupted; the report covers what ran until then", err=True)
+        ended = "ended by SIGTERM" if outcome.terminated else "interrupted"
+        click.echo(f"genie: {ended}; the report covers what ran until then", err=True)
     elif outcome.exit_code and not program.is_model:
         ended = f"genie: {program.argument} ended with exit code {outcome.exit_code}"
         if ran_anything(report) and not worth_showing(outcome, report):
@@ -51,7 +53,7 @@ def last_words(program: Program, outcome: Outcome, report: dict[str, Any], optio
         )
         others = f" (also {', '.join(names[1:6])})" if len(names) > 1 else ""
         click.echo(f"genie: {program.argument} ran no torch op{hint}{others}", err=True)
-    return outcome.exit_code
+    return exit_code(outcome)
 
 
 def say_whose(program: Program, outcome: Outcome) -> bool:

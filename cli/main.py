@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +14,7 @@ import click
 
 from mindtorch.base.errors import UsageError
 
-from .exits import BY_SIGINT, ENDS_WITH_THE_COMMAND
+from .exits import BY_SIGINT, BY_SIGTERM, ENDS_WITH_THE_COMMAND
 
 __all__ = ["cli", "entry"]
 
@@ -129,6 +131,11 @@ def entry() -> None:
     try:
         cli.main(prog_name="genie", obj=ENDS_WITH_THE_COMMAND)
     except SystemExit as end:
+        if end.code == BY_SIGTERM:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()
+            os.kill(os.getpid(), signal.SIGTERM)
         if end.code != BY_SIGINT:
             raise
     # So that whoever called, a shell's loop, ends too: Python does this with an interrupt that nobody has caught.

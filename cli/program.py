@@ -63,6 +63,7 @@ def parse_program(
 ) -> Program:
     """The program, and the promise that every output file can be written and none replaces the program."""
     program = Program.parse(argument, script_args, inputs, request, as_module)
+    program.reported = True
     given = [file for file in files if file is not None]
     for index, file in enumerate(given):
         file.check(program.path)

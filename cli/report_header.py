@@ -24,10 +24,12 @@ _WAITS = {
     "workers_s": "waiting for a DataLoader's workers to start and to end",
     "threads_s": "waiting for threads",
     "network_s": "waiting for the network",
+    "files_s": "saving and loading",
 }
 _SLOW = 0.1  # of what went into imports: a package that is named
 _BUSY = 0.1  # of the time: less waiting for a processor is usual
 _SHOWN = 0.01  # of it: a wait that is
+_UNSEEN = 0.1  # of it: what may have been in each iteration, and is not seen
 
 
 def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
@@ -68,6 +70,12 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     here = (report.get("host") or {}).get("here_s") or 0.0
     if sized and time_s and here > _SHOWN * time_s:
         facts.append(("host, here", _host(report["host"])))
+    elif sized and time_s and _may_hide(report, time_s):
+        least = f"{1000 * report['host']['seen_from_s']:.0f} ms"
+        text = (
+            f"nothing of the program's own Python between ops lasts {least} at a time; what is shorter is in no figure"
+        )
+        facts.append(("host, here", text))
     loading = (report.get("host") or {}).get("workers_s") or 0.0
     if sized and time_s and loading > _SHOWN * time_s:
         text = f"at least {seconds(loading)} of what a DataLoader's workers would do, measured here"
@@ -223,6 +231,12 @@ def _mostly(report: dict[str, Any]) -> str:
     apart = sum(spent for _, spent in parts)
     waiting = " and waiting" if any(what.startswith("waiting") for what, _ in parts) else ""
     return f", most of it start-up{waiting}: {seconds(apart)}" if 2 * apart > wall > time_s else ""
+
+
+def _may_hide(report: dict[str, Any], time_s: float) -> bool:
+    """Is what an iteration may spend in the program's own Python, unseen, no small part of the time?"""
+    unseen = (report.get("host") or {}).get("seen_from_s") or 0.0
+    return bool(unseen * ((report.get("steps") or {}).get("count") or 0) > _UNSEEN * time_s)
 
 
 def _host(host: dict[str, Any]) -> str:

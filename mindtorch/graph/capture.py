@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -126,6 +127,8 @@ class Recorder(TorchDispatchMode):
         self.graph = graph
         self.functions: dict[Any, Function] = {}
         self.names: dict[int, Named] = {}  # of tensors that no node makes yet
+        self.kept: MutableMapping[Any, str] = WeakIdKeyDictionary()  # those that tensors had when they were first met
+        self.grown = False  # modules got parameters since the models were looked at
         self.lock = threading.RLock()  # a node is put together in several steps; the op itself runs outside of it
         self.stopped = False
 
@@ -178,6 +181,8 @@ class Recorder(TorchDispatchMode):
 
     def _source(self, tensor: torch.Tensor, reads: bool) -> tuple[int, int]:
         graph = self.graph
+        if self.grown and isinstance(tensor, torch.nn.Parameter) and _context.get_module():
+            self._look_again()
         found = graph._producers.find(tensor)
         if found is None and reads:
             found = graph._producers.read_from(tensor)  # below a lazy tensor's item() is a plain one's
@@ -244,6 +249,13 @@ class Recorder(TorchDispatchMode):
         if known.reads:
             graph._reads.append(node)
 
+    def stepped(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Its step is over, and there are still the gradients that it took."""
+        graph = self.graph
+        graph._steps.append(len(graph))
+        found = map(graph._producers.find, gradients_of(optimizer))
+        graph._gradients.update(source for source in found if source is not None)
+
     # ---- names -------------------------------------------------------------------------------------------------------
     def settled(self, phase: int) -> None:
         """Ops of a call that might have been a prefill were in that phase (a number)."""
@@ -257,9 +269,21 @@ class Recorder(TorchDispatchMode):
         prefix: what names begin with; empty: the module's, which another of its class has, too. kept: those that
         tensors had when they were first met, and keep.
         """
-        prefix, kept = prefix or _context.module_path(path), WeakIdKeyDictionary() if kept is None else kept
+        self._name(root, named_tensors(root), prefix or _context.module_path(path), self.kept if kept is None else kept)
+
+    def _look_again(self) -> None:
+        """A model may have grown since its first call: what is new in it has a name, too."""
+        self.grown = False
+        for root, path in tracked_models():
+            new = [(name, t) for name, t in named_tensors(root) if t not in self.kept]
+            self._name(root, new, _context.module_path(path), self.kept)
+
+    def _name(
+        self, root: torch.nn.Module, tensors: Iterable[tuple[str, torch.Tensor]], prefix: str,
+        kept: MutableMapping[Any, str],
+    ) -> None:  # fmt: skip
         graph = self.graph
-        for name, tensor in named_tensors(root):
+        for name, tensor in tensors:
             maker = weakref.ref(root.get_submodule(name.rpartition(".")[0])) if is_lazy(tensor) else None
             found = graph._producers.find(tensor) if maker is None else None
             whole = kept.setdefault(tensor, f"{prefix}.{name}")
@@ -275,6 +299,13 @@ def _flat(value: Any) -> Iterable[torch.Tensor]:
     if isinstance(value, (tuple, list)):
         return [t for item in value for t in _flat(item)]
     return ()
+
+
+def gradients_of(optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:
+    """Of the weights that it steps."""
+    groups = [] if optimizer is None else optimizer.param_groups
+    weights = [p for group in groups for p in group["params"] if isinstance(p, torch.Tensor) and p.is_leaf]
+    return [p.grad for p in weights if p.grad is not None]
 
 
 def stop(graph: ComputationGraph) -> None:
@@ -316,12 +347,14 @@ def capture() -> Iterator[ComputationGraph]:
         recorder.saw_root(root, path)
     tracking.modules.add_listener(recorder.saw_root)
     tracking.generation.listeners.append(recorder.settled)
-    stepped = register_optimizer_step_post_hook(lambda *_: graph._steps.append(len(graph)))
+    named = register_module_parameter_registration_hook(lambda *_: setattr(recorder, "grown", True))
+    stepped = register_optimizer_step_post_hook(lambda optimizer, *_: recorder.stepped(optimizer))
     try:
         with _everywhere(recorder):
             yield graph
     finally:
         stepped.remove()
+        named.remove()
         tracking.generation.listeners.remove(recorder.settled)
         tracking.modules.remove_listener(recorder.saw_root)
         tracking.uninstall()

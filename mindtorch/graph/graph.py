@@ -162,11 +162,13 @@ class ComputationGraph:
         self._numbers: dict[int, bool | int | float | complex] = {}  # what inputs of no dimension held when first read
         self._modules: list[Module] = [Module((), ())]
         self._known_modules: dict[Any, int] = {"": 0, 0: 0}
+        self._models_apart = False  # modules of two models are two, though they have the same names
         self._places: list[tuple[str, int, str] | None] = [None]
         self._known_places: dict[Any, int] = {None: 0, 0: 0}
         self._reads: list[int] = []  # ids of the nodes that read data
         self._writes: dict[int, tuple[int, ...]] = {}  # inputs that nodes write to; none where a node is not in it
         self._steps: list[int] = []  # how many nodes there were when an optimizer's step ended
+        self._gradients: set[tuple[int, int]] = set()  # (node, output) of what an optimizer took for its weights'
         self._draws: dict[int, int] = {}  # pending random draws: node id -> device whose generator they use
         self._producers = Producers()
         self.outputs: tuple[tuple[int, int], ...] = ()  # (node id, output index) of what was asked for
@@ -322,7 +324,10 @@ class ComputationGraph:
             while up:
                 classes.append(_context.path_class(up))
                 up = _context.path_parent(up)
-            index = self._known_modules[id] = self._intern_module(_context.module_path(id), tuple(reversed(classes)))
+            path = _context.module_path(id)
+            if self._models_apart:
+                self._known_modules.pop(path, None)
+            index = self._known_modules[id] = self._intern_module(path, tuple(reversed(classes)))
         return index
 
     def _intern_place(self, place: tuple[str, int, str] | None) -> int:

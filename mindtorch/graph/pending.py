@@ -235,12 +235,12 @@ class Unrecorded(NamedTuple):
 class LogBuilder(Builder):
     """The same of a log (`_ext.ledger.follow`), whose records have run: what is not made there is data from outside.
 
-    names: of parameters and buffers, by slot. positions: of each op, where the log of calls was when it began.
+    names: of weights and buffers, by slot. gradients: slots of such. positions: of each op, where it began in the log.
     """
 
-    def __init__(self, graph: ComputationGraph, names: Mapping[int, str]) -> None:
+    def __init__(self, graph: ComputationGraph, names: Mapping[int, str], gradients: Iterable[int] = ()) -> None:
         super().__init__(graph)
-        self.names = names
+        self.names, self.gradients = names, set(gradients)
         self.positions: dict[int, int] = {}
         self.numbers: dict[int, bool | int | float | complex] = {}  # by slot, of those that are data
 
@@ -257,6 +257,7 @@ class LogBuilder(Builder):
                 self.root.pop(slot, None)
                 self.writer.pop(slot, None)
                 self.numbers.pop(slot, None)
+                self.gradients.discard(slot)
                 at += 2
                 continue
             position, sig, module, loc, phase, n_in, n_out = words[at : at + 7]
@@ -304,6 +305,7 @@ class LogBuilder(Builder):
         node = graph._append(graph._intern_call(data_call(meta)), (), kind=1 if name is None else 2)
         if name is not None:
             graph._names[node] = name
+        graph._gradients.update([(node, 0)] if slot in self.gradients else ())
         if slot in self.numbers:
             graph._numbers[node] = self.numbers[slot]
         self.maker[slot] = packed(node, 0)

@@ -150,6 +150,7 @@ class _Part:
         here = list(numbers)
         ends = [bisect_left(here, end) for end in self.graph._steps]
         self.made._steps = [numbers[here[at]] if at < len(here) else len(self.made) for at in ends]
+        self.made._gradients = {(numbers[node], out) for node, out in self.graph._gradients if node in numbers}
         self.made._said_phases = {number: said[node] for node, number in numbers.items() if node in said}
         if self.graph.patterns is not None:
             self.made.patterns = tuple(

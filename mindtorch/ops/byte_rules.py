@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .call import Call, size, sizes, strides, tensors
-from .flop_rules import gives_back, is_tensor, numel
+from .flop_rules import gives_back, is_sparse, is_tensor, numel, stored
 
 Bytes = tuple[int, int]
 
@@ -25,7 +25,20 @@ def by_tag(call: Call, tag: str) -> Bytes:
         return 0, 0
     if tag == "creation":
         return 0, _written(call)
+    given = list(tensors([*call.args, *call.kwargs.values()]))
+    if any(map(is_sparse, given)) and (call.mutated or all(map(is_sparse, call.results))):
+        return _of_rows(call, given)
     return AllBut(0)(call) if tag == "random" and call.mutated else AllBut()(call)
+
+
+def _of_rows(call: Call, given: list[Any]) -> Bytes:
+    """Of a call with a sparse tensor that gives no dense one: of dense tensors of its size, what it has numbers for."""
+    sparse = next(t for t in given if is_sparse(t))
+
+    def met(t: Any) -> int:
+        return min(size(t), stored(sparse) * int(t.dtype.itemsize)) if t.shape == sparse.shape else size(t)
+
+    return sum(map(met, given)), sum(map(met, call.mutated or call.results))
 
 
 def nothing(call: Call) -> Bytes:

@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .flop_rules import Args, Kwargs, is_tensor
-
-SPARSE = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+from .flop_rules import Args, Kwargs, is_sparse, is_tensor, stored
 
 
 class Call(NamedTuple):
@@ -33,15 +31,9 @@ def strides(tensor: Any) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
-def stored(matrix: Any) -> int:
-    """Numbers that a sparse tensor stores, beside its indices."""
-    values = matrix._values() if matrix.layout is torch.sparse_coo else matrix.values()
-    return math.prod(values.shape)
-
-
 def distinct(tensor: Any) -> int:
     """Elements in memory: one for each place that its indices reach."""
-    if getattr(tensor, "layout", torch.strided) in SPARSE:
+    if is_sparse(tensor):
         return stored(tensor)
     shape, steps = tuple(tensor.shape), strides(tensor)
     if 0 in shape:

@@ -16,13 +16,27 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
+
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
+
+
+SPARSE = frozenset({torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
 
 
 def numel(tensor: Any) -> int:
     """Number of elements of anything with a ``.shape``."""
     return math.prod(tensor.shape)
+
+
+def is_sparse(tensor: Any) -> bool:
+    return getattr(tensor, "layout", torch.strided) in SPARSE
+
+
+def stored(matrix: Any) -> int:
+    """Numbers that a sparse tensor stores, beside its indices."""
+    return numel(matrix._values() if matrix.layout is torch.sparse_coo else matrix.values())
 
 
 def is_tensor(value: Any) -> bool:
@@ -101,7 +115,9 @@ class PerOutput:
         self.factor = factor
 
     def __call__(self, args: Args, kwargs: Kwargs, out: Any) -> int:
-        return self.factor * numel(first_output(args, kwargs, out))
+        made = first_output(args, kwargs, out)
+        sparse = [stored(t) for t in (made, *args) if is_tensor(t) and is_sparse(t)]
+        return self.factor * min([numel(made), *sparse])  # a sparse operand changes what it has numbers for
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.factor})"

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .call import SPARSE, Call, tensors
-from .flop_rules import numel
+from .call import Call, tensors
+from .flop_rules import is_sparse, numel
 
 Product = tuple[int, int, int, int]
 Shape = tuple[int, ...]
@@ -22,14 +22,9 @@ class _Of:
 
     def __call__(self, call: Call) -> Product | None:
         given = list(tensors(call.args))[self.first :]
-        if len(given) < 2 or _is_sparse(given[:2]):
-            return None
+        if len(given) < 2 or any(map(is_sparse, given[:2])):
+            return None  # such a product streams what is stored, it has no tiles
         return self.rule(tuple(given[0].shape), tuple(given[1].shape))
-
-
-def _is_sparse(operands: list[Any]) -> bool:
-    """Is one of them sparse? Such a product streams what is stored, it has no tiles."""
-    return any(getattr(t, "layout", None) in SPARSE for t in operands)
 
 
 def _matrices(a: Shape, b: Shape) -> Product:
@@ -76,7 +71,7 @@ scores, scores_backward = _Of(_heads), _Of(_heads, first=1)
 def matmul(call: Call) -> Product | None:
     """Of any dimensions: what is not batched on both sides is one product of many rows."""
     given = list(tensors(call.args))
-    if len(given) < 2 or _is_sparse(given[:2]):
+    if len(given) < 2 or any(map(is_sparse, given[:2])):
         return None
     a, b = (tuple(t.shape) for t in given[:2])
     if not a or not b:

@@ -28,6 +28,7 @@ from typing import Any
 from ..base.errors import UsageError
 from .input_option import InputSpec, check_names, nested, parse_input
 from .outcome import Outcome, captured, leave_forked_child, wait_for_threads
+from .termination import ending_with_a_report
 from .workload import Request, Workload
 
 __all__ = ["Outcome", "Program", "split_argument"]
@@ -47,6 +48,7 @@ class Program:
     script_args: list[str] = field(default_factory=list)
     inputs: list[InputSpec] = field(default_factory=list)
     request: Request = field(default_factory=Request)
+    reported: bool = False  # what ran is told, whatever ends it
     estimate: bool = False  # a configuration becomes a model for which no room is asked and no value is made
     device: str | None = None  # where that model is built; None: torch's default
     model: Any = None
@@ -142,8 +144,8 @@ class Program:
         pid = os.getpid()
         before = set(threading.enumerate())
         with _interpreter_state([self.path if self.is_model else self.argument, *self.script_args], self.path):
-            outcome = captured(work)
-            if not self.is_model:
+            outcome = captured(self._reported(work) if self.reported else work)
+            if not self.is_model and not outcome.terminated:
                 if outcome.error is not None and any(not thread.daemon for thread in {*threading.enumerate()} - before):
                     outcome.show()  # as Python does, which then waits: a thread that never ends must not hide it
                 outcome = wait_for_threads(before, outcome)
@@ -152,6 +154,13 @@ class Program:
         if isinstance(outcome.error, _Refused):
             raise UsageError(*outcome.error.args) from outcome.error.__cause__
         return outcome
+
+    def _reported(self, work: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> Any:
+            with ending_with_a_report():
+                return work()
+
+        return run
 
     def _run_script(self) -> None:
         code = _compiled(self.path)

@@ -120,47 +120,6 @@ def test_C4_scripted_and_traced_modules_are_saved_and_loaded(tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SparseAdam, torch.optim.SGD, torch.optim.Adagrad])
-def test_C4_sparse_gradients_are_counted_whole(optimizer: type) -> None:
-    """They were of no rows, and the second step of an optimizer failed with a page of dispatch keys."""
-
-    def program() -> None:
-        table, bag = (
-            nn.Embedding(1000, 64, sparse=True).cuda(),
-            nn.EmbeddingBag(1000, 64, sparse=True, mode="sum").cuda(),
-        )
-        step = optimizer([*table.parameters(), *bag.parameters()], lr=0.1)
-        for _ in range(2):
-            step.zero_grad()
-            ids = torch.randint(0, 1000, (32,), device="cuda")
-            (table(ids).sum() + bag(ids, torch.arange(0, 32, 4, device="cuda")).sum()).backward()
-            step.step()
-
-    found = report(program)
-    assert found["memory"]["categories"]["gradients"] == 2 * 1000 * 64 * 4
-    assert any("sparse gradients" in words for words in found["warnings"])
-
-
-def test_C4_sparse_adam_takes_the_rows_that_were_looked_up() -> None:
-    """Its step was dense Adam's, of all rows: in an estimate of a large table, most of the time."""
-
-    def program() -> None:
-        table = nn.Embedding(1000, 64, sparse=True).cuda()
-        step = torch.optim.SparseAdam(table.parameters(), lr=0.1)
-        for ids in (torch.arange(8).repeat(4), torch.arange(5), torch.rand(7).mul(9).long()):  # the last are unknown
-            step.zero_grad()
-            (table(ids.cuda()).sum() + table(ids.cuda()).sum()).backward()
-            step.step()
-
-    found = report(program)
-    (phase,) = (row for row in found["phases"] if row["name"] == "optimizer")
-    rows = 2 * (8 + 5 + 7)
-    calls = {row["name"]: row for row in found["ops"]}
-    assert calls["aten::pow"]["flops"] == rows * 64 and calls["aten::index_add_"]["flops"] == 3 * rows * 64
-    assert phase["flops"] < 20 * rows * 64 and "optimizer update" not in {row["name"] for row in found["patterns"]}
-    assert found["memory"]["categories"]["optimizer state"] == 2 * 1000 * 64 * 4
-
-
 def test_C4_data_parallel_over_several_devices() -> None:
     with Estimator(target=targets.find("h100"), devices=2) as estimator:
         model = nn.DataParallel(nn.Sequential(nn.Linear(1000, 1000), nn.BatchNorm1d(1000)).cuda())

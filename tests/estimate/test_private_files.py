@@ -319,6 +319,11 @@ def test_C8_numbers_are_marked_once_and_only_where_there_are_any(at: Path, genie
     done = CliRunner().invoke(cli, ["check", "--target", "h100", "silent.py"], prog_name="genie")
     assert mark not in done.output and done.output.startswith("start 1\nsilent.py: ")
     assert vars(sys.stdout).get("write") is write
+    # As progress bars and loggers print; what has no number is not below one.
+    bar = begins + "import sys\nloss.item()\nsys.stderr.write('none\\n')\nsys.stderr.write(f'bar {loss.item()}\\n')\n"
+    (at / "bar.py").write_text(bar + "print('loss', loss.item())\n")
+    ran = genie(at, "check", "--target", "h100", "bar.py")
+    assert re.match(rf"none\n{mark}bar \S+\n", ran.stderr) and ran.stderr.count(mark) == 1, ran.stderr
     ran = genie(at, "profile", "--target", "h100", "--json", "-", "prints.py")
     assert re.fullmatch(rf"start 1\n{mark}loss (\S+)\nloss \1\n", ran.stderr), ran.stderr
     assert json.loads(ran.stdout)["mode"] == "estimate"

@@ -229,3 +229,39 @@ def test_C6_lazy_modules_have_names_of_parameters_and_of_the_class_they_become()
     assert named["Lazy.a.weight"] == named["Lazy.b.bias"] == "aten::uniform_", "the last of its initialization"
     classes = {node.module_info.classes[-1] for node in graph.nodes if len(node.module_info.names) == 2}
     assert classes == {"Linear", "BatchNorm1d"}
+
+
+class Growing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+
+
+def test_C6_layers_that_a_model_gets_while_it_trains_are_initialized_and_named() -> None:
+    """Their weights had no names, and what made them stood between the iterations as the program's own operations."""
+    with capture() as graph:
+        model = Growing()
+        for step in range(3):
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            if step < 2:
+                model.layers.append(nn.Linear(4, 4))
+    named = {node.name for node in graph.nodes if node.name}
+    assert named == {f"Growing.layers.{n}.{what}" for n in range(3) for what in ("weight", "bias")}
+    assert {node.op for node in graph.nodes if node.name} == {"aten::uniform_"}
+    text = graph.to_text(100)
+    assert "initialization: 6 parameters, 12 ops" in text and "empty(" not in text
+
+
+def test_C6_nothing_listens_to_new_parameters_afterwards() -> None:
+    hooks = nn.modules.module._global_parameter_registration_hooks
+    before = dict(hooks)
+    with capture():
+        assert len(hooks) == len(before) + 1
+    assert dict(hooks) == before

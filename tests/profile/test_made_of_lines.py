@@ -176,6 +176,44 @@ def test_L13_optimizers_with_a_pass_backward_each_are_as_many(how, late):
     assert (row["instances"], row["calls"]) == (3, 2 * (late + STEPS) + STEPS)
 
 
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("first", [_O.Adam, _O.SGD])
+@pytest.mark.parametrize("together", [False, True])
+def test_L13_steps_on_one_line_of_optimizers_with_as_many_weights_as_they_have_are_counted(how, first, together):
+    """As a GAN's two: 10 steps were 15. Together, after all passes backward: the first one's were none, as the graph
+    begins after its gradients are made."""
+
+    def program() -> None:
+        nets = [nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)), nn.Linear(3, 3)]
+        optimizers = [first(nets[0].parameters(), 0.1), _O.Adam(nets[1].parameters())]
+        for _ in range(STEPS):
+            for net, optimizer in zip(nets, optimizers):
+                net(torch.ones(2, 3)).square().sum().backward()
+                if not together:
+                    optimizer.step()
+            for optimizer in optimizers if together else ():
+                optimizer.step()
+
+    row = patterns(how, program)["optimizer update"]
+    kinds = "Adam" if first is _O.Adam else ["SGD", "Adam"]
+    assert (row["instances"], row["calls"], row["attributes"]["kind"]) == (2, 2 * STEPS, kinds)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_steps_are_counted_in_the_iterations_that_are_reported(how):
+    """One of them steps in the first iteration only."""
+    kind, options = (Profiler, {}) if how == "measured" else (Estimator, {"target": targets.find("h100")})
+    with kind(warmup=1, **options) as seen:
+        nets = [nn.Linear(3, 3), nn.Linear(3, 3)]
+        optimizers = [_O.Adam(net.parameters()) for net in nets]
+        for step in range(STEPS):
+            for net, optimizer in list(zip(nets, optimizers))[step > 0 :]:
+                net(torch.ones(2, 3)).square().sum().backward()
+                optimizer.step()
+    (row,) = [row for row in seen.report()["patterns"] if row["name"] == "optimizer update"]
+    assert (row["instances"], row["calls"]) == (1, STEPS - 1)
+
+
 @pytest.mark.parametrize(("kind", "most"), [
     (_O.SGD, sampling.CALLS),
     (_O.LBFGS, sampling.CALLS + sampling.MOST_IN_VAIN),  # whose step ends when no graph of it is taken
@@ -244,6 +282,56 @@ def test_L13_losses_that_are_modules_of_their_own_are_as_many(how):
 
     row = patterns(how, program)["loss"]
     assert (row["instances"], row["calls"]) == (2, 2 * STEPS)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("alike", [False, True])
+def test_L13_losses_of_several_models_that_follow_their_calls_are_as_many(how, alike):
+    """The graph of the first call ended at the second, and the first loss, of two tensors from nowhere, was none."""
+
+    def program() -> None:
+        nets = [nn.Sequential(nn.Linear(3, 3), nn.ReLU()), nn.Sequential(nn.Linear(3, 3)) if alike else nn.Linear(3, 3)]
+        for _ in range(STEPS):
+            x = torch.ones(2, 3)
+            outs = [net(x) for net in nets]
+            first = nn.functional.l1_loss(outs[0], x)
+            second = (outs[1] - x).square().mean()
+            (first + second).backward()
+
+    row = patterns(how, program)["loss"]
+    assert (row["instances"], row["calls"]) == (2, 2 * STEPS)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_a_loss_after_calls_that_no_graph_is_of_is_one(how):
+    """As a CycleGAN's third: its generators are called twice before those whose results it gets."""
+
+    def program() -> None:
+        net, losses = nn.Linear(3, 3), [nn.MSELoss(), nn.L1Loss(), nn.L1Loss()]
+        for _ in range(STEPS):
+            x = torch.ones(2, 3)
+            sum(loss(net(x), x) for loss in losses).backward()
+
+    row = patterns(how, program)["loss"]
+    assert (row["instances"], row["calls"]) == (3, 3 * STEPS)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("grad", [False, True])
+def test_L13_a_model_that_grows_is_made_of_what_it_has_in_the_end(how, grad):
+    """As in the tutorial on neural style: graphs of the first calls had two convolutions of five."""
+
+    def program() -> None:
+        net = nn.Sequential()
+        for _ in range(5):
+            net.append(nn.Conv2d(2, 2, 3, padding=1))
+            with torch.set_grad_enabled(grad):
+                net(torch.ones(1, 2, 8, 8))
+        for _ in range(STEPS):
+            net(torch.ones(1, 2, 8, 8)).sum().backward()
+
+    row = patterns(how, program)["convolution"]
+    assert (row["instances"], row["calls"]) == (5, 1 + 2 + 3 + 4 + 5 + 5 * STEPS)
 
 
 class Convolved(nn.Module):

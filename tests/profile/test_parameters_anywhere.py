@@ -134,3 +134,34 @@ def test_C2_what_was_gathered_in_the_place_of_a_parameter_is_no_further_one(prof
     report = seen.report()
     [found] = report["models"]
     assert found["params"] == report["totals"]["params"] == 64 * 64 + 2 * 64 + 8 * 64 + 8 + 16 * 64
+
+
+class Growing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers, self.out = nn.ModuleList([nn.Linear(8, 8)]), nn.Linear(8, 2)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.out(x)
+
+
+def grows(model, how):
+    if how == "first":
+        model.layers.insert(0, nn.Linear(8, 8))  # the others move on by one
+    else:
+        model.layers.append(nn.Linear(8, 8))
+
+
+@pytest.mark.parametrize("profiler", [Profiler, Estimator])
+@pytest.mark.parametrize("how", ["first", "last"])
+def test_C2_a_model_that_grew_has_the_parameters_that_it_has_in_the_end(profiler, how):
+    """A new first layer was the one whose place it took."""
+    with profiler() as seen:
+        model = Growing()
+        for _ in range(3):
+            model(torch.ones(2, 8)).sum().backward()
+            grows(model, how)
+    report = seen.report()
+    assert report["totals"]["params"] == report["model"]["params"] == sum(p.numel() for p in model.parameters())

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import io
 import subprocess
 import sys
 import threading
@@ -24,6 +25,27 @@ WAITS = 0.1  # of 0.3 s: what is seen begins with the second look
 
 def own(report, what):
     return next((row["self_s"] for row in report["ops"] if row["name"] == f"(waiting for {what})"), 0.0)
+
+
+class Slow:
+    """Takes as long to load as what is on a full disk, or on one across a network."""
+
+    def __reduce__(self):
+        return time.sleep, (0.3,)
+
+
+def test_C2_saving_and_loading_are_no_python_at_a_line():
+    """Half of a training's time was "Python at one line", which the program was told to do on whole tensors."""
+    with Profiler(whole=True) as seen:
+        nn.Linear(2, 2)(torch.ones(1, 2))
+        file = io.BytesIO()
+        torch.save({"slow": Slow()}, file)
+        file.seek(0)
+        torch.load(file, weights_only=False)
+    report = seen.report()
+    assert report["waits"]["files_s"] == own(report, "files") >= WAITS
+    assert not any("Python at one line" in row["text"] for row in report["findings"])
+    assert {(torch.save.__code__.co_filename, name) for name in ("save", "load")} <= waiting.functions().keys()
 
 
 def from_a_thread():

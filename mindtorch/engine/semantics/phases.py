@@ -265,6 +265,12 @@ def optimizers() -> list[torch.optim.Optimizer]:
     return [optimizer for ref in list(_optimizers.values()) if (optimizer := ref()) is not None]
 
 
+def stepper(number: int) -> torch.optim.Optimizer | None:
+    """The one that a mark of a step names; None if it is gone, or none as torch has them."""
+    ref = _optimizers.get(number)
+    return None if ref is None else ref()
+
+
 def used(optimizer: torch.optim.Optimizer) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """(the parameters that an optimizer steps, the tensors of its state)"""
     stepped = [p for group in optimizer.param_groups for p in group["params"] if isinstance(p, torch.Tensor)]

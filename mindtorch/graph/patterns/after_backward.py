@@ -34,6 +34,7 @@ class Gradients:
         self._backward = bytes(phase == _BACKWARD for phase in flow.graph._phase)
         self._origins: dict[Source, Source] = {}
         self._read: set[Source] | None = None
+        self._taken = {self.origin(source) for source in flow.graph._gradients}
 
     def origin(self, source: Source) -> Source:
         """The tensor whose memory it is: behind views and writes."""
@@ -67,12 +68,12 @@ class Gradients:
         return view.inputs[0] if self.flow.ops[node] in _VIEWS and view.inputs else None
 
     def is_gradient(self, source: Source) -> bool:
-        """Did a backward pass make it, or add to what it holds?"""
+        """Did a backward pass make it, or add to what it holds, if need be before the graph began?"""
         while (behind := self._behind(source)) is not None:
             if self._backward[source[0]] and self._is_written(source):
                 return True
             source = behind
-        return bool(self._backward[source[0]])
+        return bool(self._backward[source[0]]) or source in self._taken
 
     def _is_written(self, source: Source) -> bool:
         view = self.flow[source[0]]

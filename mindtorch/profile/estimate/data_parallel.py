@@ -237,8 +237,9 @@ class Reducer:
                     bucket.work.wait()
                 if not self._as_views:
                     for i, view in zip(bucket.which, bucket.views, strict=True):
-                        if self._params[i].grad is not None:
-                            self._params[i].grad.copy_(view)  # type: ignore[union-attr]
+                        gradient = self._params[i].grad
+                        if gradient is not None and not gradient.is_sparse:  # such a one is exchanged as of all rows
+                            gradient.copy_(view)
                 bucket.work = None
 
 

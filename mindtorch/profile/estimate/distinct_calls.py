@@ -14,7 +14,7 @@ from mindtorch._ext import ledger
 from mindtorch._ext.opinfo import Op
 from mindtorch.devices.lazy_device import DATALESS
 from mindtorch.engine.execute import values
-from mindtorch.engine.record import predict
+from mindtorch.engine.record import mixing, predict
 from mindtorch.ops.op_row import FREE_TAGS
 from mindtorch.profile.cost import about
 from mindtorch.profile.cost.work import Work, work
@@ -212,6 +212,12 @@ def call_of(sig: int) -> tuple[Any, tuple, dict[str, Any], Any]:
     return _core.sig_info(sig).func, args, kwargs, outs[0] if len(outs) == 1 else outs
 
 
+def _bytes(made: Any) -> int:
+    """Of a sparse tensor, those of its parts."""
+    tensors = mixing.parts(made) or [made] if isinstance(made, torch.Tensor) else []
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
 def _allocated(op: Op, args: tuple, out: Any, copies: bool) -> int:
     """Bytes that one call makes anew, or writes in place: what a measured profile calls the bytes of an op. copies:
     its results are no views, whatever the schema says."""
@@ -221,7 +227,7 @@ def _allocated(op: Op, args: tuple, out: Any, copies: bool) -> int:
         return 0  # of _unsafe_view the schema does not say that it makes nothing
     if op.allocates:
         made = out if isinstance(out, (list, tuple)) else [out]
-        return sum(t.numel() * t.element_size() for t in made if isinstance(t, torch.Tensor))
+        return sum(map(_bytes, made))
     if op.writes and args and isinstance(args[0], torch.Tensor):
-        return args[0].nbytes
+        return _bytes(args[0])
     return 0

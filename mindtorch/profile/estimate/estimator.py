@@ -48,7 +48,6 @@ from mindtorch.profile.estimate import (
     private_files,
     process_groups,
     scratch,
-    sparse_tensors,
     transfers,
     waiting_loops,
 )
@@ -132,7 +131,6 @@ class Estimator(Run):
         self._apart: frozenset[int] = frozenset()  # numbers of calls on the CPU, beside those on the accelerator
         self._how: Any = None  # of each entry of the log: see `compiling.flags`, `data_loading.flags`
         self._beside: Counter[int] = Counter()  # calls in workers of DataLoaders, of the stage reported, by number
-        self._whole = False  # gradients that the program has sparse
         self._differ = False  # random integers from those of a run
         self._on_host = OnHost()
         self._host_time = HostTime()
@@ -185,7 +183,7 @@ class Estimator(Run):
         self._assumed, self._differ, self._waited = known.assumed(), draws.differ(), list(waiting_loops.said())
         self._left_alone = private_files.left_alone()
         self._compiled = compiling.number()
-        self._whole, self._precision = sparse_tensors.counted_whole(), about.precision()
+        self._precision = about.precision()
         calls, blocks = ledger.close()
         self._mark_error = ledger.failure()
         found = self.memory = MemoryTimeline(calls, blocks, self._marks)
@@ -277,7 +275,7 @@ class Estimator(Run):
         self.book.marked(kind)
         if kind == "backward end":
             peak.say_roles(self.registered)
-        elif not self._announced:
+        else:
             self._follow(kind, at, which)
         self.sampling.mark(kind, which)
 
@@ -477,11 +475,6 @@ class Estimator(Run):
         if self._accelerator is not None and (note := self._transferred()):
             found.append(note)
         found.extend(self._recurrent_notes())
-        if self._whole:
-            found.append(
-                "sparse gradients (nn.Embedding, nn.EmbeddingBag) are counted with all rows: they, and steps "
-                "of optimizers other than SparseAdam, take less"
-            )
         if any(issubclass(kind, torch.optim.LBFGS) for kind in self.optimizers):
             found.append("LBFGS takes all its iterations (max_iter): in a run, it ends where it has converged")
         assert self.memory is not None

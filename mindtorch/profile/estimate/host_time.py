@@ -7,8 +7,10 @@ Python takes there: an environment that it steps, a tokenizer, images that it de
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import threading
+import time
 import weakref
 from collections import Counter
 from collections.abc import Sequence
@@ -26,6 +28,7 @@ from mindtorch.engine.semantics import installed_folders, skipped_prefixes
 from mindtorch.profile.estimate import kernel_limits
 
 _LINES = 5  # told
+_SEEN_FROM = 12e-3  # seconds: two looks that follow each other are at most half of that apart (`_ext/sampler.pyx`)
 _active: weakref.WeakSet[HostTime] = weakref.WeakSet()
 
 
@@ -39,9 +42,13 @@ class HostTime:
         self._loaded = 0  # ns of workers in it
 
     def __enter__(self) -> HostTime:
-        self._queue = _Queue()
+        self._queue, self._garbage = _Queue(), _Garbage()
         look = HostLook(
-            ledger.position, skipped_prefixes(), threading.get_ident(), installed_folders(), self._queue.waited
+            ledger.position,
+            skipped_prefixes(),
+            threading.get_ident(),
+            installed_folders(),
+            lambda: self._queue.waited() + self._garbage.ns,
         )
         self._look = look
         self.sampler = Sampler(self._look.look)
@@ -56,6 +63,7 @@ class HostTime:
         _active.discard(self)
         self.sampler.stop()
         self._queue.close()
+        self._garbage.close()
 
     def ends(self, stage: str) -> None:
         """What was seen since the last call belongs to that stage."""
@@ -74,15 +82,35 @@ class HostTime:
         self._look.ns.clear()
 
     def facts(self, stage: str) -> dict[str, Any]:
-        """Seconds, those of DataLoaders' workers apart, and the lines that took most of them."""
+        """Seconds, those of DataLoaders' workers apart, and the lines that took most of them; how long the program must
+        be at something of its own at a time to be seen."""
         by_line: Counter[tuple[str, int, str] | None] = Counter()
         for place, ns in self.stages.get(stage, Counter()).items():
             by_line[context.location(place)] += ns
         return {
             "here_s": sum(by_line.values()) / 1e9,
+            "seen_from_s": _SEEN_FROM,
             "workers_s": self.workers[stage] / 1e9,
             "lines": [{**sourceline.facts(where), "self_s": ns / 1e9} for where, ns in by_line.most_common(_LINES)],
         }
+
+
+class _Garbage:
+    """How long Python has searched for garbage: mostly among what an estimate remembers."""
+
+    def __init__(self) -> None:
+        self.ns = self._began = 0
+        gc.callbacks.append(self._note)
+
+    def _note(self, phase: str, info: dict[str, int]) -> None:
+        now = time.perf_counter_ns()
+        if phase == "stop" and self._began:
+            self.ns += now - self._began
+        self._began = now
+
+    def close(self) -> None:
+        if self._note in gc.callbacks:  # else the program has emptied the list
+            gc.callbacks.remove(self._note)
 
 
 class _Queue:

@@ -362,7 +362,7 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
     """Run an op now: on real values if all are known, else as far as it goes without data, else on assumed ones."""
     refusals.check(info, args, kwargs)
     tags = getattr(info.func, "tags", ())
-    if (made := sparse_tensors.product(info, args, inputs)) is not NotImplemented:
+    if (made := sparse_tensors.result(info, args, inputs)) is not NotImplemented:
         return made
     if torch.Tag.inplace_view in tags:
         return without_data(info, args, kwargs)  # sizes and strides only

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
+import torch
 
 from mindtorch._ext import context, ledger
 from mindtorch._ext import lazy as _core
+from mindtorch._ext import tape as _tape
 from mindtorch.engine.semantics import modules
 from mindtorch.engine.semantics.owners import named_tensors
 from mindtorch.graph import ComputationGraph
+from mindtorch.graph.capture import gradients_of
 from mindtorch.graph.pending import LogBuilder
 from mindtorch.profile.estimate import known, numbers
 from mindtorch.profile.measure.sampling import Sample, Sampling, prefix_of
@@ -25,24 +28,28 @@ class SamplingEstimate(Sampling):
 
     _named: Mapping[int, str] = MappingProxyType({})  # as of the end of a call
     _ends_of_steps: Sequence[int] = ()  # in the log of calls
+    _gradients: Collection[int] = ()  # slots of those that steps took, which were there before
+    _newest = 0  # handle of those that were there before
 
     def _begin(self) -> None:
         ledger.follow(True)
-        self._named, self._ends_of_steps = {}, []
+        self._named, self._ends_of_steps, self._gradients, self._newest = {}, [], set(), _tape.newest_id()
         known.unrecorded, numbers.made = [], []
 
     def _called(self) -> None:
         self._named = self._names()
 
-    def _stepped(self) -> None:
+    def _stepped(self, optimizer: torch.optim.Optimizer | None) -> None:
         self._ends_of_steps = [*self._ends_of_steps, ledger.position()]
+        handles = filter(None, map(_core.get_handle, gradients_of(optimizer)))
+        self._gradients = {*self._gradients, *(each.slot for each in handles if each.id <= self._newest)}
 
     def _end(self) -> Sample | None:
         flow, position = ledger.follow(False), ledger.position()
         unrecorded, known.unrecorded = known.unrecorded or [], None
         made, numbers.made = numbers.made or [], None
         graph = ComputationGraph()
-        builder = LogBuilder(graph, {**self._names(), **self._named})
+        builder = LogBuilder(graph, {**self._names(), **self._named}, self._gradients)
         builder.read(flow, unrecorded, made)
         starts = list(builder.positions.items())
         positions = [start for _, start in starts]

@@ -3,8 +3,8 @@
 Their indices are computed, as those of any small tensor, and decide what products with them cost. Unknown indices of a
 matrix whose size is given are taken to be distinct, unknown values not to be 0. Products with dense tensors give sizes
 only; all else is done on the CPU, with zeros for what nobody knows. Gradients of tables (``nn.Embedding(sparse=True)``)
-are counted as of all rows, and the report says so; SparseAdam takes those that were looked up. What would differentiate
-by a sparse tensor's values is refused, and so are jagged tensors, whose lengths are no numbers.
+are others (`sparse_gradients`). What would differentiate by a sparse tensor's values is refused, and so are jagged
+tensors, whose lengths are no numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch.jit._builtins import _register_builtin
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ..._ext import lazy as _core
 from ...base.errors import UnsupportedOperationError
@@ -26,9 +25,9 @@ from ...devices.lazy_device import device_at, place_of
 from ...engine.record import intercept, mixing, predict
 from ...engine.record.arguments import tensors_in, to_options
 from ...engine.record.mixing import SPARSE
-from . import assumptions, transfers
+from . import assumptions, sparse_gradients, transfers
 
-__all__ = ["KnownSparse", "counted_whole", "labelled", "like", "patches", "product"]
+__all__ = ["KnownSparse", "labelled", "like", "patches", "result"]
 
 _MAKERS = ("sparse_coo_tensor", "sparse_csr_tensor", "sparse_csc_tensor", "sparse_bsr_tensor", "sparse_bsc_tensor",
            "sparse_compressed_tensor")  # fmt: skip
@@ -38,27 +37,13 @@ _NESTED = ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "na
 _base: Any = torch.Tensor
 _below: Any = torch._C._disabled_torch_function_impl
 _info = functools.cache(functools.partial(intercept.describe, dispatch=False))
-_whole = False
-_looked_up = WeakIdKeyDictionary()  # tables, and how many of their rows were looked up since the last step
-
-
-def counted_whole() -> bool:
-    """Whether a sparse gradient was counted as of all rows, since `patches` were given."""
-    return _whole
 
 
 def patches() -> list[Patch]:
-    global _whole
-    _whole = False
     return [
         *((torch, name, _making(name)) for name in _MAKERS),
         *existing(torch.sparse, {name: _made_as(dtype) for name, dtype in _LEGACY.items()}),
         *((torch.nested, name, _unless_jagged(getattr(torch.nested, name))) for name in _NESTED),
-        *(
-            (kind, "forward", _with_whole_gradient(kind.forward))
-            for kind in (torch.nn.Embedding, torch.nn.EmbeddingBag)
-        ),
-        (torch.optim.SparseAdam, "step", _step),
     ]
 
 
@@ -137,7 +122,7 @@ def labelled(t: Any, place: int) -> Any:
 def uncounted(t: Any) -> Any:
     """``t``, or of a sparse tensor another with its numbers that is none of the program's: no memory of it counts."""
     if not isinstance(t, KnownSparse):
-        return t
+        return sparse_gradients.plain(t)
     with torch._C.DisableTorchFunctionSubclass():
         return t.detach()
 
@@ -167,6 +152,10 @@ def _making(name: str) -> Callable[..., Any]:
     def make(*args: Any, **kwargs: Any) -> Any:
         device, wants_grad = kwargs.pop("device", None), kwargs.pop("requires_grad", False)
         parts = list(tensors_in([*args, *kwargs.values()]))
+        if name == "sparse_coo_tensor" and len(args) == 3 and device is None and not wants_grad:
+            of_rows = sparse_gradients.made_of(args[2], *args[:2])
+            if of_rows is not NotImplemented:
+                return of_rows
         if wants_grad or (torch.is_grad_enabled() and any(t.requires_grad for t in parts)):
             raise _not_differentiated(name)
         place = place_of(device if device is not None else parts[-1].device if parts else "cpu", anywhere=True)
@@ -237,9 +226,13 @@ def _made_as(dtype: torch.dtype) -> Callable[..., Any]:
 _PRODUCTS = {"aten::mm": 0, "aten::_sparse_mm": 0, "aten::mv": 0, "aten::addmm": 1, "aten::_sparse_addmm": 1}
 
 
-def product(info: Any, args: tuple, inputs: list[Any]) -> Any:
-    """What the product of a sparse matrix and a dense one gives, and one of dense ones where a sparse one has numbers;
-    NotImplemented for all other calls."""
+def result(info: Any, args: tuple, inputs: list[Any]) -> Any:
+    """What the product of a sparse matrix and a dense one gives, one of dense ones where a sparse one has numbers, and
+    the gradient of a table; NotImplemented for all other calls."""
+    if info.name == "aten::_sparse_coo_tensor_with_dims_and_tensors" and len(args) > 4:
+        return sparse_gradients.made_of(*args[2:5])
+    if info.name == "aten::_embedding_bag_backward" and len(args) > 9 and args[9]:
+        return sparse_gradients.of_bags(*args)
     if info.name == "aten::sparse_sampled_addmm" and args[0].layout is torch.sparse_csr:
         pattern, a, b = args[:3]
         if a.shape[:-1] != pattern.shape[:-1] or b.shape != (*a.shape[:-2], a.shape[-1], pattern.shape[-1]):
@@ -260,7 +253,7 @@ def product(info: Any, args: tuple, inputs: list[Any]) -> Any:
     return _core.hold(made, _core.device_index(inputs[0]), None, False)
 
 
-# ---- nested tensors, tables ------------------------------------------------------------------------------------------
+# ---- nested tensors -------------------------------------------------------------------------------------------------
 def _unless_jagged(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def nest(*args: Any, **kwargs: Any) -> Any:
@@ -269,58 +262,3 @@ def _unless_jagged(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(*args, **kwargs)
 
     return nest
-
-
-def _with_whole_gradient(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        global _whole
-        if not self.sparse:
-            return original(self, *args, **kwargs)
-        if torch.is_grad_enabled():
-            _whole = True
-            ids = args[0] if args else kwargs["input"]
-            _looked_up[self.weight] = _looked_up.get(self.weight, 0) + _distinct(ids)
-        self.sparse = False
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            self.sparse = True
-
-    return forward
-
-
-def _distinct(ids: torch.Tensor) -> int:
-    """How many rows are looked up: once each where they are known."""
-    known = _core.kept(_core.get_handle(ids)) if _core.get_handle(ids) is not None else None
-    if known is None:
-        return ids.numel()
-    with predict.quiet():
-        return len(set(known.flatten().tolist()))
-
-
-@torch.no_grad()
-def _step(self: Any, closure: Any = None) -> Any:
-    """Of SparseAdam: what it does to the rows of a gradient that were looked up, whichever they are."""
-    loss = None
-    if closure is not None:
-        with torch.enable_grad():
-            loss = closure()
-    for group in self.param_groups:
-        first, second = group["betas"]
-        for p in (p for p in group["params"] if p.grad is not None):
-            state = self.state[p]
-            if not state:
-                state |= {"step": 0, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-            state["step"] += 1
-            rows = min(_looked_up.pop(p, None) or p.shape[0], p.shape[0])
-            at, values = p.new_empty(rows, dtype=torch.int64), p.grad[:rows].clone()  # of a coalesced gradient
-            mean = state["exp_avg"].index_select(0, at)
-            new_mean = values.sub(mean).mul_(1 - first)
-            state["exp_avg"].index_add_(0, at, new_mean)
-            square = state["exp_avg_sq"].index_select(0, at)
-            new_square = values.pow(2).sub_(square).mul_(1 - second)
-            state["exp_avg_sq"].index_add_(0, at, new_square)
-            by = new_square.add_(square).sqrt_().add_(group["eps"])
-            p.index_add_(0, at, new_mean.add_(mean).div_(by).mul(-group["lr"]))
-    return loss

@@ -371,7 +371,7 @@ class Profiler(Run):
             elif kind == "op" and self._stage == "import":
                 self._end_part(now)
                 self._stage = "init"
-            elif not self._announced:
+            else:
                 self._follow(kind, now, which)
         self.sampling.mark(kind, which)
 

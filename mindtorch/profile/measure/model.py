@@ -100,15 +100,16 @@ class ModelBook:
         self.roots = {path: root for path, root in self.roots.items() if path in models}
 
     def _look(self, root: torch.nn.Module, path: int, noted: Noted) -> list[Owned]:
-        """A parameter in the place of another of its size is that one: FSDP2 leaves what it gathered between calls."""
-        found = []
+        """A parameter in the place of another of its size is that one, unless that is elsewhere in the model now: FSDP2
+        leaves what it gathered between calls, and a list of layers may get a new first one."""
+        found, there = [], {self._known(parameter) for parameter in owners.held(root)[0]}
         for module, module_path in modules.walk(root, path):
             own = []
             for name, parameter in list(module._parameters.items()):
                 if parameter is not None and not torch.nn.parameter.is_lazy(parameter):
                     elements = parameter.shape.numel()  # a property: methods of tensors of ours take a detour
                     before, size = noted.get((module_path, name), (0, 0))
-                    token = self._token(parameter, before if size == elements else 0)
+                    token = self._token(parameter, before if size == elements and before not in there else 0)
                     own.append((token, elements, elements * parameter.dtype.itemsize))
                     noted[module_path, name] = token, elements
                     self._frozen[token] = not parameter.requires_grad

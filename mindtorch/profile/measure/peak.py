@@ -16,7 +16,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.nn.parameter import is_lazy
 
 from mindtorch._ext import context, ledger, paths, timeline
@@ -54,7 +57,9 @@ listening: list[Callable[[torch.Tensor, int], None]] = []
 
 def say(held: Iterable[torch.Tensor], what: int) -> None:
     """The storages of these tensors are for this (`PARAMETERS` …); to whoever looks."""
-    for t in held:
+    for t in (
+        part for each in held for part in getattr(each, "_held", (each,))
+    ):  # of sparse ones in an estimate, parts
         handle = _core.get_handle(t)
         if handle is None and mode.now.ranks is not None:  # a DTensor: what this rank has of it
             handle = _core.get_handle(getattr(t, "_local_tensor", t))
@@ -97,10 +102,12 @@ class Registered:
     def __init__(self) -> None:
         self._refs: dict[int, weakref.ref[torch.Tensor]] = {}
         self._stacks = Patches(yields=True)
+        self._modules = 0  # put into others within the block
         self._made: set[int] = set()  # those within the block: older ones may be another program's
 
     def __enter__(self) -> Registered:
         self._handle = register_module_parameter_registration_hook(self._saw)
+        self._counting = register_module_module_registration_hook(self._count)
         self._stacks.put([(_functional_call, "construct_stacked_leaf", _stacked)])
         return self
 
@@ -109,6 +116,14 @@ class Registered:
     ) -> None:
         self._stacks.undo()
         self._handle.remove()
+        self._counting.remove()
+
+    def _count(self, module: torch.nn.Module, name: str, submodule: Any) -> None:
+        self._modules += 1
+
+    def modules_made(self) -> int:
+        """How many modules were put into others within the block, so far."""
+        return self._modules
 
     def _saw(self, module: torch.nn.Module, name: str, parameter: Any) -> None:
         if isinstance(parameter, torch.nn.Parameter) and not is_lazy(parameter):

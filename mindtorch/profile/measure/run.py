@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,8 @@ class Run:
         self.optimizers: dict[type, bool] = {}  # their classes, and whether torch's fused kernels take the parameters
         self._twice, self._handed = phases.twice(), location.handed_on()
         self._in_constructors = context.trained_in_constructors()
-        self.stepped: Counter[str] = Counter()  # by stage, how many steps of optimizers began
+        # By stage and optimizer, how many steps began.
+        self.stepped: defaultdict[str, Counter[int]] = defaultdict(Counter)
         self.interrupted = False
         self.exit_code = 0
         self.book = ModelBook()
@@ -96,6 +97,7 @@ class Run:
 
     def _saw_root(self, root: torch.nn.Module, path: int) -> None:
         self.book.add(root, path)
+        self.sampling.registered = self.registered.modules_made
         self.sampling.saw_root(root, path)
         self._take([*self.registered.roles(made_only=True), *peak.of_model(root)])
 
@@ -166,13 +168,19 @@ class Run:
 
     def _follow(self, kind: str, at: int, which: int) -> None:
         """A mark of the program's: an outermost call, a backward pass or an optimizer's step, in this thread."""
+        if not self._announced:
+            self._guess(kind, at, which)
+        if kind == "step begins":
+            self.stepped[self._stage][which] += 1
+
+    def _guess(self, kind: str, at: int, which: int) -> None:
+        """What it says of stages and iterations."""
         loop, thread, apart = self.iterations, threading.get_ident(), len(self._loop.aside)
         kind = "call" if kind == "enter" and not torch.is_grad_enabled() else kind
         belongs = self._loop.counts(kind, which, thread)
         if len(self._loop.aside) > apart:
             loop.again(self._loop.told())
         if not belongs:
-            self.stepped[self._stage] += kind == "step begins"
             return
         self._loop.note(thread, kind, which, at)
         if kind in ("enter", "call"):
@@ -198,7 +206,6 @@ class Run:
                 self._freeze()
             elif said == "withdrawn" and self._before:
                 self._stage, self._before = self._before, ""  # nothing of the other one was taken yet
-            self.stepped[self._stage] += 1
         elif kind == "step" and loop.step_ends(which, at):
             self._iteration_ended(at)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from mindtorch._ext import context
 from mindtorch._ext.collect import Collector
 from mindtorch._ext.signals import by_signal_handler
-from mindtorch.engine.semantics import modules, owners
+from mindtorch.engine.semantics import modules, owners, phases
 from mindtorch.graph import ComputationGraph
 from mindtorch.graph.capture import Beginning, Recorder
 
@@ -28,6 +28,8 @@ CALLS = 2  # of each model with gradients, and steps of each optimizer
 GENERATING = 3  # without gradients: prefill, a step of decode, and one that gets what that gave
 MOST_CALLS, MOST_NODES = 48, 200_000  # in all
 MOST_IN_VAIN = 16  # passes backward without a step that was looked for
+MOST_FOR_LOSSES = 6  # calls beyond those, while no graph has a loss that is a module
+MOST_GROWN = 16  # calls beyond those, of models that have got further modules since
 MOST_AFTER = 1_000  # after a call: a loss, or the choice of a token, is shorter; a loop of the program's may be long
 BY_HAND = -1  # in place of an optimizer
 _BACKWARD = context.PHASES.index("backward")
@@ -38,11 +40,15 @@ Key = tuple[int, Any, str]  # path id of the module, line, op
 
 @dataclass
 class Sample:
-    """Of one call: its graph. calls: of each op in it, where it is in the log of calls, from and until, if any."""
+    """Of one call: its graph. calls: of each op in it, where it is in the log of calls, from and until, if any.
+
+    steps: numbers of the optimizers that stepped, in the order in which they did.
+    """
 
     graph: ComputationGraph
     calls: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     logged: Sequence[Key] = ()  # that log, once it is complete
+    steps: Sequence[int] = ()
 
     def keys(self) -> dict[int, list[Key]]:
         """By node, what its rows are known by in a profile."""
@@ -67,9 +73,9 @@ class Sample:
 class Sampling:
     """Told of outermost calls and passes backward, it takes graphs of the first ones; where nobody says how, none.
 
-    A graph is of a call with gradients and what is done with its result until the pass backward (a loss), of some calls
-    without and what is done between them (a token is chosen), or of a pass backward and what is done with its gradients
-    until the next call.
+    A graph is of a call with gradients and what is done with its result until the pass backward (a loss), calls of
+    other models included; of some calls without and what is done between them (a token is chosen); or of a pass
+    backward and what is done with its gradients until the next call.
     """
 
     def __init__(self) -> None:
@@ -78,10 +84,16 @@ class Sampling:
         self._seen: Counter[tuple[int, bool]] = Counter()
         self._passes = 0  # backward, of which there may be a graph
         self._taken: Counter[int] = Counter()  # graphs of its steps, by optimizer
-        self._in_step: set[int] = set()  # optimizers that the graph has a step of
+        self._in_step: list[int] = []  # optimizers that the graph has a step of, as they came
         self._missed: set[int] = set()  # those whose steps no graph has yet
         self._in_vain = 0  # graphs without a step that was looked for
         self._looking = True
+        self._models: set[int] = set()  # that the graph has calls of
+        self._losses: dict[int, bool] = {}  # by path id of such a model that is called in training: a graph has it
+        self._for_losses = 0  # calls in graphs for their sake
+        self.registered: Callable[[], int] = lambda: 0  # how many modules were put into others so far
+        self._modules_at: dict[int, int] = {}  # by model, when a call of it was in a graph last
+        self._for_growth = 0  # calls in graphs as the model may have grown
         self._weightless: set[int] = set()  # path ids of models without parameters, as losses are
         self._key = (0, False)  # of the call
         self._of = ""  # what it is being taken of: a call, what comes after it, or a step
@@ -93,15 +105,27 @@ class Sampling:
         own = threading.get_ident() == self._thread
         if kind == "enter":
             key = which, torch.is_grad_enabled()
-            if own and self._of == "after" and key[1] and self._key[1] and which in self._weightless:
-                return  # what is done with the result goes on
-            wanted = self._seen[key] < (CALLS if key[1] else GENERATING) and not torch.compiler.is_compiling()
-            goes_on = own and self._of == "after" and wanted and key == self._key and not key[1]  # else each its own
+            if key[1] and which in self._weightless:
+                if own and self._of == "after" and self._key[1]:
+                    self._losses[which] = True
+                    return  # what is done with the result goes on
+                if self._thread is None and self._passes:
+                    self._losses.setdefault(which, False)
+            few = self._seen[key] < (CALLS if key[1] else GENERATING)
+            grown = not few and self._for_growth < MOST_GROWN and self._modules_at.get(which, 0) < self.registered()
+            wanted = (few or grown or (key[1] and self._is_loss_missed())) and not torch.compiler.is_compiling()
+            # Several models whose losses follow; without gradients, calls of one. Else each its own.
+            with_others = key[1] and self._key[1] and which not in self._models
+            goes_on = own and self._of == "after" and wanted and (with_others or (key == self._key and not key[1]))
             if own and self._of != "call" and not goes_on:
                 self.close()
             if wanted and (goes_on or self._may_begin()):
                 self._seen[key] += 1
                 self._of, self._key = "call", key
+                self._models.add(which)
+                self._for_losses += not few and not grown
+                self._for_growth += grown
+                self._modules_at[which] = self.registered()
         elif kind == "exit" and own and self._of == "call":
             if not torch.is_grad_enabled() and self._seen[which, False] >= GENERATING:
                 self.close()
@@ -109,8 +133,8 @@ class Sampling:
                 self._of = "after"
                 self._called()
         elif kind == "step" and own:
-            self._stepped()
-            self._in_step.add(which)
+            self._in_step.append(which)
+            self._stepped(phases.stepper(which))
         elif kind == "step" and not self._taken[which]:
             self._missed.add(which)
             self._looking = self._in_vain < MOST_IN_VAIN
@@ -120,13 +144,17 @@ class Sampling:
             if self._looking and self._passes < MOST_CALLS and self._may_begin():
                 self._passes += 1
                 self._of = "step"
-                self._in_step = set()
+
+    def _is_loss_missed(self) -> bool:
+        """Was one called only after calls of which there is no graph? An iteration may call a model often."""
+        return self._for_losses < MOST_FOR_LOSSES and not all(self._losses.values())
 
     def _may_begin(self) -> bool:
         """Watch from now on, if nothing else is watched and there is room."""
         if self._thread is not None or len(self.samples) >= MOST_CALLS or self._nodes >= MOST_NODES:
             return False
         self._thread = threading.get_ident()
+        self._in_step, self._models = [], set()
         self._begin()
         return True
 
@@ -140,13 +168,14 @@ class Sampling:
             return
         if self._of == "step" and not self._is_wanted(found.graph):
             return
+        found.steps = self._in_step
         self._nodes += len(found.graph)
         self.samples.append(found)
 
     def _is_wanted(self, graph: ComputationGraph) -> bool:
         """Has it a step of which there are too few? A program may have several optimizers, each with a pass backward of
         its own: it is looked for until one comes again, and for one that came while nobody looked."""
-        stepped = self._in_step or {BY_HAND}
+        stepped = set(self._in_step) or {BY_HAND}
         changes = _changes(graph)  # else gradients are summed up first
         wanted = changes and any(self._taken[optimizer] < CALLS for optimizer in stepped)
         if changes:
@@ -172,8 +201,8 @@ class Sampling:
     def _called(self) -> None:
         """The call is over, and its model may be gone before what comes after it is."""
 
-    def _stepped(self) -> None:
-        """An optimizer's step is over: one on the same line may follow."""
+    def _stepped(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Its step is over: one on the same line may follow."""
 
     def _end(self) -> Sample | None:
         """The graph of what was done since then, if there is one."""
@@ -204,6 +233,7 @@ class SamplingProfile(Sampling):
 
     def _begin(self) -> None:
         self._recorder = Recorder(ComputationGraph())
+        self._recorder.graph._models_apart = True
         for root, at in modules.roots():
             self.saw_root(root, at)
         self._collector.noted = self
@@ -211,9 +241,9 @@ class SamplingProfile(Sampling):
     def _called(self) -> None:
         self._called_at = 0 if self._recorder is None else len(self._recorder.graph)
 
-    def _stepped(self) -> None:
+    def _stepped(self, optimizer: torch.optim.Optimizer | None) -> None:
         if self._recorder is not None:
-            self._recorder.graph._steps.append(len(self._recorder.graph))
+            self._recorder.stepped(optimizer)
 
     def _end(self) -> Sample | None:
         recorder, self._recorder = self._recorder, None

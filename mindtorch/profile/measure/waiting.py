@@ -1,4 +1,7 @@
-"""Functions of the standard library in which a thread waits, and what for: told from its frames, when it is seen."""
+"""Functions in which a thread waits, and what for: told from its frames, when it is seen.
+
+Those of the standard library; of torch's, those that save and load, and those that start a DataLoader's workers.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from mindtorch.base import children
 from mindtorch.profile.report.recording import WORKERS
 
 #: What is waited for; its number is its place, and where one waits by means of another the last counts.
-FOR = ("", "threads", "the network", "child processes", WORKERS)
-_THREADS, _NETWORK, _CHILDREN, _WORKERS = 1, 2, 3, 4
+FOR = ("", "threads", "the network", "child processes", WORKERS, "files")
+_THREADS, _NETWORK, _CHILDREN, _WORKERS, _FILES = 1, 2, 3, 4, 5
 
 _FUNCTIONS = (
     (_THREADS, "threading.py", "join wait acquire _wait_for_tstate_lock _shutdown"),
@@ -37,6 +40,8 @@ def functions() -> dict[tuple[str, str], int]:
         for what, file, names in _FUNCTIONS
         for name in names.split()
     }
+    for name in ("save", "load"):
+        found[os.path.join(os.path.dirname(torch.__file__), "serialization.py"), name] = _FILES
     for name in ("__init__", "_reset", "_shutdown_workers"):  # to start and to end; batches are waited for in a phase
         found[os.path.join(os.path.dirname(torch.__file__), "utils", "data", "dataloader.py"), name] = _WORKERS
     return {**found, (children.__file__, "stand_in"): _CHILDREN}  # os.system waits in C, called from there

@@ -36,7 +36,8 @@ from mindtorch.profile.report.warn import warnings
 #: Of an estimate for a GPU or NPU: what torch gave out, what it got from the device, what the device holds in all.
 DEVICE_PEAKS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_device_bytes")
 _IMPORTS = 10  # packages named
-_WAITED = {"children": "child processes", "threads": "threads", "network": "the network", "workers": WORKERS}
+_WAITED = {"children": "child processes", "threads": "threads", "network": "the network", "workers": WORKERS,
+           "files": "files"}  # fmt: skip
 _LOADING = context.PHASES.index("data")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -56,6 +57,8 @@ class Labels:
         # Which part of the calls by that key are a pattern's instances' own, in the last graph: those of an optimizer's
         # first step are others.
         self.anchors: dict[tuple[str, Key], Fraction] = {}
+        # Of each optimizer, in the last graph in which a step of its is one: how many are in a step, and their places.
+        self.a_step: dict[tuple[str, int], tuple[Fraction, set[int]]] = {}
         self.alike: Counter[Key] = Counter()  # how often any call of those graphs has it
         self.cores: Counter[Key] = Counter()  # how often one does that stands for what one call of torch does
         self.of: dict[Key, Counter[str]] = defaultdict(Counter)  # how many calls by pattern; empty for none
@@ -92,6 +95,7 @@ class Labels:
             cores = {node for instance in instances for node in instance.core}
             anchors, differentiated = {instance.anchor for instance in instances}, _differentiated(graph)
             own: Counter[tuple[str, Key]] = Counter()
+            by_steps = self._count_steps(sample, instances, labels)
             here: Counter[Key] = Counter()
             for node, keys in keys_of.items():
                 if graph._phase[node] == _BACKWARD or node in silent:
@@ -106,7 +110,7 @@ class Labels:
                         for op in (_PRODUCT if key[2] in PRODUCTS else key[2], _ANY):
                             self.in_module[key[0], op][pattern] += 1
                 here.update(_also_elsewhere(keys))
-                if node in anchors:
+                if node in anchors - by_steps:
                     for key in _also_elsewhere([_main(keys, graph._calls[graph._call[node]].op)]):
                         own[pattern, key] += 1
                         self.at[pattern, key].add(label_.place if label_ else -1)
@@ -114,6 +118,23 @@ class Labels:
                     self.cores.update(keys)
             self.alike.update(here)
             self.anchors |= {key: Fraction(times, here[key[1]]) for key, times in own.items()}
+
+    def _count_steps(self, sample: Sample, instances: Sequence[Instance], labels: Mapping[int, _Label]) -> set[int]:
+        """Of what is within steps of optimizers, which are counted; the anchors of that.
+
+        How often each stepped is known. Calls at its line may be those of several, which have different numbers of
+        weights.
+        """
+        places: dict[tuple[str, int], list[int]] = defaultdict(list)
+        counted = set()
+        for instance in instances:
+            step = bisect_right(sample.graph._steps, instance.anchor)
+            if sample.graph._phase[instance.anchor] == _OPTIMIZER and step < len(sample.steps):
+                counted.add(instance.anchor)
+                places[instance.pattern, sample.steps[step]].append(labels[instance.anchor].place)
+        for (pattern, which), found in places.items():
+            self.a_step[pattern, which] = Fraction(len(found), sample.steps.count(which)), set(found)
+        return counted
 
     def key(self, row: Row, op: str) -> Key:
         """What the graphs know the row by: without its line where they have no such call, as when a second loop of the
@@ -273,6 +294,10 @@ def pattern_rows(
             if (own := labels.anchors.get((pattern, key))) and row.phase != _BACKWARD:
                 entry["calls"] += row.calls * own
                 where[pattern] |= labels.at[pattern, key]
+    for (pattern, which), (in_a_step, places) in labels.a_step.items():
+        if pattern in found and (steps := seen.steps_taken[which]):
+            found[pattern]["calls"] += steps * in_a_step
+            where[pattern] |= places
     for row in between:
         there = called[row[MODULE : PHASE + 1]]
         for pattern in there.keys() - {""}:

@@ -195,7 +195,8 @@ class Recording:
     samples: Sequence[Sample] = ()  # graphs of some calls of the models
     # Classes of those that stepped, or are there, and whether torch's fused kernels take their parameters.
     optimizers: Mapping[type, bool] = field(default_factory=dict)
-    stepped: Mapping[str, int] = field(default_factory=dict)  # by stage, steps of optimizers
+    # By stage, how many steps of each optimizer began; optimizers are numbers, as in `samples`.
+    stepped: Mapping[str, Counter[int]] = field(default_factory=dict)
     differentiates_twice: bool = False  # some backward pass had a graph of its own
     loops_aside: int = 0  # threads that trained at the same time as the one whose iterations are counted
     handed_on: int = 0  # ops of a class of tensors with a `__torch_function__`, about
@@ -235,6 +236,11 @@ class Recording:
         found = furthest(self.stages)
         assert found is not None, "a run has one"
         return found
+
+    @property
+    def steps_taken(self) -> Counter[int]:
+        """By optimizer, in the stage reported."""
+        return self.stepped.get(self.reached, Counter())
 
     def op_name(self, sig: int) -> str:
         """Of a signature; empty for the time between ops."""

@@ -347,7 +347,7 @@ def optimizer(of: Looked) -> Said | None:
     fusable = kinds and all(kind in _FUSABLE and takes for kind, takes in kinds.items())
     if len(kinds) < len(every):
         fusable = fusable and all(of.labels.patterns(row, of.op(row)).keys() == {"optimizer update"} for row in ran)
-    stepped = max(of.seen.stepped.get(of.seen.reached, 0), of.steps())
+    stepped = max(of.seen.steps_taken.total(), of.steps())
     a_step = stepped / of.steps()
     if not fusable or any("_fused_" in name for name in names) or calls <= _FEW * stepped:
         return None

@@ -17,7 +17,7 @@ const SAID = {
 const BUSY = 0.1;  // as in cli/report_header.py
 
 const WAITED = {
-  network_s: "waiting for the network", threads_s: "waiting for threads", children_s: "waiting for child processes",
+  files_s: "saving and loading", network_s: "waiting for the network", threads_s: "waiting for threads", children_s: "waiting for child processes",
   workers_s: "waiting for a DataLoader's workers to start and to end",
   recompute_s: "computing forward passes again in backward", in_backward_s: "calling modules in backward",
   data_s: "loading data",
