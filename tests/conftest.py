@@ -345,7 +345,10 @@ def _forks(folder: Path, *imported: str) -> Iterator[Forked]:
     files = {name: folder / name for name in ("stdout", "stderr")}
 
     def run(
-        *arguments: str, folder: Path | None = None, environment: Mapping[str, str] = os.environ
+        *arguments: str,
+        folder: Path | None = None,
+        environment: Mapping[str, str] = os.environ,
+        timeout: float = 300,
     ) -> subprocess.CompletedProcess[str]:
         for path in files.values():
             path.write_text("")
@@ -357,7 +360,7 @@ def _forks(folder: Path, *imported: str) -> Iterator[Forked]:
         }
         print(json.dumps(request), file=server.stdin, flush=True)
         process = int(server.stdout.readline())
-        killer = threading.Timer(300, os.kill, (process, signal.SIGKILL))
+        killer = threading.Timer(timeout, os.kill, (process, signal.SIGKILL))
         killer.start()
         returned = int(server.stdout.readline())
         killer.cancel()
@@ -392,14 +395,15 @@ def _in_python(forked: Forked) -> Forked:
 
 
 @pytest.fixture(scope="session")
-def after_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
-    """``in_python`` for code that begins with importing torch: in a fork of a process that has done no more than that.
+def forked_after_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
+    """``forked`` for what is about names from before ``import mindtorch``, or about what is imported: only torch is."""
+    yield from _forks(tmp_path_factory.mktemp("fork"), "torch")
 
-    For what is about names from before ``import mindtorch``, or about what is imported.
-    """
-    forks = _forks(tmp_path_factory.mktemp("fork"), "torch")
-    yield _in_python(next(forks))
-    yield from forks
+
+@pytest.fixture(scope="session")
+def after_torch(forked_after_torch: Forked) -> Forked:
+    """``in_python`` for such code, which begins with importing torch."""
+    return _in_python(forked_after_torch)
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,15 @@ def test_C9_arguments_main_and_streams_are_the_programs(runs):
     assert under == plain and "['script.py', '--device', 'cpu', '-x', '--', 'a b']" in under.out
 
 
-@pytest.mark.parametrize("options", [[], ["--executor", "local"], ["--executor", "pipe"], ["--map", "cuda"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        pytest.param(["--executor", "local"], marks=pytest.mark.whole),  # which it is without, too
+        ["--executor", "pipe"],
+        ["--map", "cuda"],
+    ],
+)
 def test_C9_a_program_that_sets_no_seed_draws_other_numbers_each_time(runs, options):
     """As under python: noise that is to hide something must not be the same in every run."""
     name = runs.write("""
