@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LONG = (
     "a_million_ops or changing_shapes or freed_values or repeats_itself or memory_returns or survivor or compact"
     " or never_seen_again or ever_new_scalars or were_large"  # what is evicted while it is in use has a test of its own
+    " or nearly_full"  # tables that grow and collide: so do those of what_the_tables_say_that_they_hold
 )
 FILES = ("context", "context_model", "dispatch", "leaks", "ledger", "location", "standin", "tables", "tape")
 SLICE = [f"tests/ext/test_{name}.py" for name in FILES]
