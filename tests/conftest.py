@@ -335,20 +335,20 @@ def in_python() -> Callable[..., subprocess.CompletedProcess[str]]:
 Forked = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture(scope="session")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
-    """Runs python with such arguments, in a fork of a process that has imported torch (forks.py), where we are.
-
-    Not for what Python, torch or OpenMP reads from the environment as it starts, nor for what is printed of the stack.
-    """
+def _forks(folder: Path, *imported: str) -> Iterator[Forked]:
+    """What runs python with such arguments, in a fork of a process that has imported these modules (forks.py)."""
     source = ROOT / "tests" / "forks.py"
     begin = f"exec(compile(open({str(source)!r}).read(), {str(source)!r}, 'exec'))"
-    server = subprocess.Popen([sys.executable, "-c", begin], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", begin, *imported]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert server.stdin and server.stdout
-    files = {name: tmp_path_factory.mktemp("fork") / name for name in ("stdout", "stderr")}
+    files = {name: folder / name for name in ("stdout", "stderr")}
 
     def run(
-        *arguments: str, folder: Path | None = None, environment: Mapping[str, str] = os.environ
+        *arguments: str,
+        folder: Path | None = None,
+        environment: Mapping[str, str] = os.environ,
+        timeout: float = 300,
     ) -> subprocess.CompletedProcess[str]:
         for path in files.values():
             path.write_text("")
@@ -360,7 +360,7 @@ def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
         }
         print(json.dumps(request), file=server.stdin, flush=True)
         process = int(server.stdout.readline())
-        killer = threading.Timer(300, os.kill, (process, signal.SIGKILL))
+        killer = threading.Timer(timeout, os.kill, (process, signal.SIGKILL))
         killer.start()
         returned = int(server.stdout.readline())
         killer.cancel()
@@ -372,16 +372,46 @@ def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
 
 
 @pytest.fixture(scope="session")
-def after_torch(forked: Forked) -> Forked:
-    """``in_python`` for code that begins with importing torch: in a fork of a process that has done that."""
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
+    """Runs python with such arguments, where we are, in a fork of a process that has imported torch and what an
+    optimizer's first step imports, which takes as long again.
+
+    Not for what Python, torch or OpenMP reads from the environment as it starts, nor for what is printed of the stack.
+    """
+    yield from _forks(tmp_path_factory.mktemp("fork"), "torch", "torch._dynamo")
+
+
+def _in_python(forked: Forked) -> Forked:
+    """``in_python`` in such forks."""
 
     def run(code: str, *, fails: bool = False, **environment: str) -> subprocess.CompletedProcess[str]:
-        assert all(name.startswith("GENIE_") for name in environment), "read before a fork's program begins"
+        read_later = all(name.startswith(("GENIE_", "ASCEND_")) for name in environment)
+        assert read_later, "others are read before a fork's program begins"
         done = forked("-c", textwrap.dedent(code), environment={**os.environ, **environment})
         assert (done.returncode != 0) == fails, done.stderr
         return done
 
     return run
+
+
+@pytest.fixture(scope="session")
+def forked_after_torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forked]:
+    """``forked`` for what is about names from before ``import mindtorch``, or about what is imported: only torch is."""
+    yield from _forks(tmp_path_factory.mktemp("fork"), "torch")
+
+
+@pytest.fixture(scope="session")
+def after_torch(forked_after_torch: Forked) -> Forked:
+    """``in_python`` for such code, which begins with importing torch."""
+    return _in_python(forked_after_torch)
+
+
+@pytest.fixture(scope="session")
+def after_a_step(forked: Forked) -> Forked:
+    """The same in a fork of a process that has also imported what an optimizer's first step imports, and much of which
+    the first operation on a device does: for all other code.
+    """
+    return _in_python(forked)
 
 
 @pytest.fixture

@@ -1,18 +1,18 @@
 """Runs programs in forks of a process that has imported torch, so that they need not: that takes most of their time.
 
-Started as ``python -c``, and each program with a ``__main__`` of its own: it sees what it would see there. A request is
-a line of JSON; the answer is the fork's process id, and its exit code when it has ended.
+Started as ``python -c … MODULE …`` with what is to be imported, and each program with a ``__main__`` of its own: it
+sees what it would see there. A request is a line of JSON; the answer is the fork's process id, and its exit code when
+it has ended.
 """
 
 import gc
+import importlib
 import importlib.machinery
 import json
 import os
 import runpy
 import sys
 import types
-
-import torch  # noqa: F401
 
 
 def _requests() -> dict:
@@ -56,6 +56,8 @@ def _program() -> types.CodeType | str:
         return compile(file.read(), first, "exec")
 
 
+for _name in sys.argv[1:]:
+    importlib.import_module(_name)
 gc.collect()
 gc.freeze()  # so that the forks' collectors need not look at what they share
 _server = sys.modules["__main__"]

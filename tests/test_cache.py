@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -86,19 +86,17 @@ def test_L14_a_second_evaluation_is_not_computed(on_disk: bool, tmp_path: Path) 
     assert names, "outside the block nothing is looked up"
 
 
-def test_L14_another_process_finds_what_is_in_the_folder(tmp_path: Path) -> None:
+def test_L14_another_process_finds_what_is_in_the_folder(tmp_path: Path, forked: Callable[..., Any]) -> None:
     program = (
         "import sys, torch, mindtorch\n"
         "x = torch.arange(6.0).to('remote_accelerator:0')\n"
         "with mindtorch.cache(sys.argv[1]):\n"
         "    print((x.reshape(2, 3).softmax(1) * 3).tolist(), mindtorch.stats()['cache_hits'])\n"
     )
-    said = [
-        subprocess.run(
-            [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=120, check=True
-        ).stdout.rpartition(" ")
-        for _ in range(2)
-    ]
+    # One of them a fork: what hash() gives differs between them, as between any two processes.
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = [forked(*command[1:]), subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)]
+    said = [each.stdout.rpartition(" ") for each in done]
     assert [each[2].strip() for each in said] == ["0", "1"] and said[0][0] == said[1][0]
 
 

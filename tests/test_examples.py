@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,16 +23,20 @@ PRINTS = re.findall(r"^```text\n\$ ([^\n]+)\n(.*?)^```$", TUTORIAL, re.MULTILINE
 SAME = re.findall(r"^genie run .+$", TUTORIAL.partition("<!-- same: ")[2], re.MULTILINE)
 
 
-def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """A line of the tutorial in a folder with the examples. One thread: several tests share the machine."""
-    program, *words = shlex.split(command)
-    start = [sys.executable, "-m", "mindtorch"] if program == "genie" else [sys.executable]
-    if not (folder / "examples").exists():
-        (folder / "examples").symlink_to(EXAMPLES)
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
-    return subprocess.run(
-        [*start, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=600, check=False
-    )
+Run = Callable[[str], subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(forked: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> Run:
+    """Runs a line of the tutorial in a folder with the examples."""
+    (tmp_path / "examples").symlink_to(EXAMPLES)
+
+    def line(command: str) -> subprocess.CompletedProcess[str]:
+        program, *words = shlex.split(command)
+        start = ["-m", "mindtorch"] if program == "genie" else []
+        return forked(*start, *words, folder=tmp_path, environment={**os.environ, "COLUMNS": "80"})
+
+    return line
 
 
 def pattern(line: str) -> str:
@@ -53,8 +57,8 @@ def first_of_each(commands: list[str]) -> list[bool]:
         for each, first in zip(PRINTS, first_of_each([command for command, _ in PRINTS]))
     ],
 )
-def test_C1_the_tutorials_commands_print_what_it_says(command: str, lines: str, tmp_path: Path) -> None:
-    done = run(command, tmp_path)
+def test_C1_the_tutorials_commands_print_what_it_says(command: str, lines: str, run: Run) -> None:
+    done = run(command)
     assert done.returncode == int("does not have the memory" in lines), done.stderr
     printed = iter((done.stderr + done.stdout).splitlines())
     for line in lines.splitlines():
@@ -63,9 +67,9 @@ def test_C1_the_tutorials_commands_print_what_it_says(command: str, lines: str, 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("command", SAME)
-def test_C1_examples_print_the_same_on_a_worker(command: str, tmp_path: Path) -> None:
+def test_C1_examples_print_the_same_on_a_worker(command: str, run: Run) -> None:
     script = shlex.split(command)[-1]
-    here, there = run(f"python {script}", tmp_path), run(command, tmp_path)
+    here, there = run(f"python {script}"), run(command)
     assert here.returncode == there.returncode == 0, here.stderr + there.stderr
     assert here.stdout.count("\n") >= 2 and there.stdout == here.stdout
     assert "none of the program's parameters was ever on" not in there.stderr
@@ -79,10 +83,10 @@ def test_C1_the_tutorial_runs_every_example() -> None:
     }  # fmt: skip
 
 
-def test_C1_llama_example_trains_on_two_ranks(tmp_path: Path) -> None:
+def test_C1_llama_example_trains_on_two_ranks(run: Run) -> None:
     """What the estimate runs is a program that torchrun runs."""
     small = "--layers 2 --width 128 --vocab 256 --seq 32"
-    done = run(f"python -m torch.distributed.run --nproc-per-node 2 examples/llama70b.py {small}", tmp_path)
+    done = run(f"python -m torch.distributed.run --nproc-per-node 2 examples/llama70b.py {small}")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["Llama: 0.0 B parameters on 2 ranks", "trained one step"]
 
@@ -96,9 +100,8 @@ def test_C1_examples_are_unmodified_torch_programs(path: Path) -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_C1_gpt2_example_runs_with_plain_python(training: bool, tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLES / "gpt2.py"), *SMALL, *([] if training else ["--no-train"])]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+def test_C1_gpt2_example_runs_with_plain_python(training: bool, run: Run) -> None:
+    done = run(shlex.join(["python", "examples/gpt2.py", *SMALL, *([] if training else ["--no-train"])]))
     assert done.returncode == 0, done.stderr
     assert "2 layers" in done.stdout and "generated" in done.stdout
     assert ("trained step 1, loss " in done.stdout) == training

@@ -257,7 +257,7 @@ def test_S5_record_size() -> None:
 
 
 @pytest.mark.parametrize("ops", [1_000_000])
-def test_L10_a_million_ops(after_torch: Callable[..., Any], ops: int) -> None:
+def test_L10_a_million_ops(after_a_step: Callable[..., Any], ops: int) -> None:
     """In a process of its own: the issue's chain of a million, recorded, counted, read, within the byte budget."""
     code = f"""
         import torch, mindtorch
@@ -267,7 +267,7 @@ def test_L10_a_million_ops(after_torch: Callable[..., Any], ops: int) -> None:
         s = mindtorch.stats()
         print(s["ops_pending"], s["bytes_per_op"] <= 100, y.item(), mindtorch.stats()["ops_executed"])
     """
-    assert after_torch(code).stdout.split() == [str(ops + 1), "True", f"{float(ops)}", str(ops + 1)]
+    assert after_a_step(code).stdout.split() == [str(ops + 1), "True", f"{float(ops)}", str(ops + 1)]
 
 
 # ---- R1 --------------------------------------------------------------------------------------------------------------

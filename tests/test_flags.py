@@ -382,7 +382,7 @@ def test_L7_workers_do_not_run_what_their_parent_left_pending(in_python: Callabl
     assert in_python(code, OMP_NUM_THREADS="2").stdout == "ok\n"
 
 
-def test_L1_disable_puts_the_setters_back(after_torch: Callable[..., Any]) -> None:
+def test_L1_disable_puts_the_setters_back(after_a_step: Callable[..., Any]) -> None:
     code = """
         import torch
         def all_of_them():
@@ -396,10 +396,10 @@ def test_L1_disable_puts_the_setters_back(after_torch: Callable[..., Any]) -> No
         assert all(a is b for a, b in zip(before, all_of_them(), strict=True))
         print("ok")
     """
-    assert after_torch(code).stdout == "ok\n"
+    assert after_a_step(code).stdout == "ok\n"
 
 
-def test_L1_a_warning_names_the_line_that_it_would_name_without_us(after_torch: Callable[..., Any]) -> None:
+def test_L1_a_warning_names_the_line_that_it_would_name_without_us(after_a_step: Callable[..., Any]) -> None:
     code = """
         import torch, warnings
         if {with_us}: import mindtorch
@@ -409,4 +409,4 @@ def test_L1_a_warning_names_the_line_that_it_would_name_without_us(after_torch: 
             torch.set_default_tensor_type(torch.FloatTensor)
         print([(w.filename, w.lineno) for w in seen])
     """
-    assert after_torch(code.format(with_us=True)).stdout == after_torch(code.format(with_us=False)).stdout
+    assert after_a_step(code.format(with_us=True)).stdout == after_a_step(code.format(with_us=False)).stdout

@@ -160,7 +160,7 @@ def test_L7_every_index_there_is_has_a_generator() -> None:
 @pytest.mark.parametrize("seeded", [False, True])
 @pytest.mark.parametrize("chosen", ["", "set_executor(mindtorch.engine.execute.LocalExecutor())", "set_executor(None)"])
 def test_L7_a_device_that_nobody_seeded_begins_where_torchs_generator_did(
-    after_torch: Callable[..., Any], chosen: str, seeded: bool
+    after_a_step: Callable[..., Any], chosen: str, seeded: bool
 ) -> None:
     code = f"""
         import torch
@@ -171,7 +171,7 @@ def test_L7_a_device_that_nobody_seeded_begins_where_torchs_generator_did(
         drawn = torch.rand(3, device="remote_accelerator:0")
         print(torch.initial_seed(), drawn.tolist() == torch.rand(3).tolist())
     """
-    first, second = (after_torch(code).stdout.split() for _ in range(2))
+    first, second = (after_a_step(code).stdout.split() for _ in range(2))
     assert (first[0] == second[0] == "3") if seeded else first[0] != second[0]
     assert first[1] == second[1] == "True"
 

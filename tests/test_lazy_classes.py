@@ -440,7 +440,7 @@ def test_L3_constructors_of_classes(same_as_eager: Callable[..., None]) -> None:
             Sub(*wrong)
 
 
-def test_L1_constructors_are_torchs_own_again_after_disable(after_torch: Callable[..., Any]) -> None:
+def test_L1_constructors_are_torchs_own_again_after_disable(after_a_step: Callable[..., Any]) -> None:
     program = """
         import torch
 
@@ -460,7 +460,7 @@ def test_L1_constructors_are_torchs_own_again_after_disable(after_torch: Callabl
         mindtorch.enable()
         print(isinstance(Before(x), Before))
     """
-    assert after_torch(program).stdout.split() == ["True", "True"]
+    assert after_a_step(program).stdout.split() == ["True", "True"]
 
 
 def test_L7_wrappers_of_tensors_are_swapped(same_as_eager: Callable[..., None]) -> None:

@@ -326,7 +326,7 @@ def test_L8_sparse_and_quantized_results_stay_torchs_own() -> None:
 
 
 # ---- L11 -------------------------------------------------------------------------------------------------------------
-def test_L11_fallbacks_are_logged_once_per_op_and_counted_per_call(after_torch: Callable[..., Any]) -> None:
+def test_L11_fallbacks_are_logged_once_per_op_and_counted_per_call(after_a_step: Callable[..., Any]) -> None:
     code = """
         import threading, torch, mindtorch
         d = "remote_accelerator:0"
@@ -346,7 +346,7 @@ def test_L11_fallbacks_are_logged_once_per_op_and_counted_per_call(after_torch: 
         x.nonzero()
         print(mindtorch.stats()["fallbacks"])
     """
-    on, off = after_torch(code, GENIE_LOG_INTERCEPTS="1"), after_torch(code)
+    on, off = after_a_step(code, GENIE_LOG_INTERCEPTS="1"), after_a_step(code)
     counts = {"aten::index": 10, "aten::nonzero": 10, "aten::rand": 10, "torch::apply_": 1}
     assert on.stdout == off.stdout == f"{list(counts.items())} 31\n{{'aten::nonzero': 1}}\n"
     lines = [line for line in on.stderr.splitlines() if "runs eagerly" in line]
@@ -355,7 +355,7 @@ def test_L11_fallbacks_are_logged_once_per_op_and_counted_per_call(after_torch: 
 
 
 @pytest.mark.only_on("local", "loopback", reason="a process that was forked has no worker")
-def test_L7_a_fork_while_another_thread_runs_something(after_torch: Callable[..., Any], whole: bool) -> None:
+def test_L7_a_fork_while_another_thread_runs_something(after_a_step: Callable[..., Any], whole: bool) -> None:
     code = """
         import os, signal, threading, torch, mindtorch
         torch.set_num_threads(1)
@@ -381,7 +381,7 @@ def test_L7_a_fork_while_another_thread_runs_something(after_torch: Callable[...
         thread.join()
         print(failed)
     """
-    assert after_torch(code.replace("FORKS", "40" if whole else "8")).stdout == "0\n"
+    assert after_a_step(code.replace("FORKS", "40" if whole else "8")).stdout == "0\n"
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_S1_lists_may_be_empty_and_arguments_none_at_all() -> None:
 
 
 def test_L7_a_function_that_was_recorded_is_right_within_an_estimate_and_after_it(
-    after_torch: Callable[..., Any],
+    after_a_step: Callable[..., Any],
 ) -> None:
     """An estimate describes some functions anew, which have entries of their own by then."""
     code = """
@@ -163,4 +163,4 @@ def test_L7_a_function_that_was_recorded_is_right_within_an_estimate_and_after_i
         print(both(x.to("remote_accelerator")), both(x))
     """
     two = "(2.0, 2.0, 2.0)"
-    assert after_torch(code).stdout.splitlines() == [two, two, f"{two} {two}"]
+    assert after_a_step(code).stdout.splitlines() == [two, two, f"{two} {two}"]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 import random
-import subprocess
 import sys
 import threading
 import weakref
@@ -399,7 +397,7 @@ def test_S1_random_programs_are_as_eager(first: int) -> None:
         assert program(LAZY, seed) == program("cpu", seed), seed
 
 
-def test_S1_what_memory_held_before_tells_no_wrapper_from_a_new_one() -> None:
+def test_S1_what_memory_held_before_tells_no_wrapper_from_a_new_one(after_a_step: Callable[..., Any]) -> None:
     code = """
 import ctypes, torch, mindtorch
 from mindtorch._ext import kept_wrappers as wrappers
@@ -421,11 +419,10 @@ for byte in (0x00, 0xFF, 0xAA, 0x55):
 del held
 assert wrappers.kept() == 32, wrappers.kept()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    after_a_step(code)
 
 
-def test_S1_a_process_that_forks_and_ends_with_kept_wrappers_ends_well() -> None:
+def test_S1_a_process_that_forks_and_ends_with_kept_wrappers_ends_well(after_a_step: Callable[..., Any]) -> None:
     code = """
 import os, torch, mindtorch
 from mindtorch._ext import kept_wrappers as wrappers
@@ -440,9 +437,7 @@ torch.kept = x + 1, y
 if child:
     assert os.waitpid(child, 0)[1] == 0
 """
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1"},
-                          capture_output=True, text=True, timeout=120)  # fmt: skip
-    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert not after_a_step(code).stderr
 
 
 def test_S1_the_installed_torch_is_read_as_it_is_laid_out() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import multiprocessing as mp
 import pickle
 import threading
@@ -222,11 +223,15 @@ class _Failing(torch.utils.data.Dataset):
         return 2
 
 
-def test_L9_a_loaders_worker_tells_the_class() -> None:
+def test_L9_a_loaders_worker_tells_the_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    # How long the end of a worker is waited for, which by then waits for the other one.
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
     loader = torch.utils.data.DataLoader(_Failing(), num_workers=1, multiprocessing_context="fork")
     with pytest.raises(IndexError, match="of a worker") as e:
         list(loader)
     assert isinstance(e.value, MaterializationError)
+    del e, loader
+    gc.collect()
 
 
 def test_L9_a_queue_tells_the_class_unless_it_is_the_programs() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +57,14 @@ def main(rank, size, where):
     dist.destroy_process_group()
 
 if __name__ == "__main__":
-    mp.spawn(main, (2, sys.argv[1]), 2)
+    mp.start_processes(main, (2, sys.argv[1]), 2, start_method="fork")
 """
 
 
-def test_L7_two_ranks_shard_tensors_and_models_as_on_the_cpu(tmp_path: Path) -> None:
+def test_L7_two_ranks_shard_tensors_and_models_as_on_the_cpu(tmp_path: Path, forked: Any) -> None:
     program, store = tmp_path / "program.py", tmp_path / "store"
     program.write_text(PROGRAM)
-    done = subprocess.run([sys.executable, program, store], capture_output=True, text=True, timeout=300)
+    done = forked(str(program), str(store))
     assert done.returncode == 0, done.stderr
     ranks = [json.loads(Path(f"{store}{rank}").read_text()) for rank in range(2)]
     for on_the_cpu, on_the_device in ranks:
@@ -76,7 +74,7 @@ def test_L7_two_ranks_shard_tensors_and_models_as_on_the_cpu(tmp_path: Path) -> 
     assert ranks[0][1][2] == ranks[1][1][2] != ranks[0][1][4]
 
 
-def test_L1_init_device_mesh_refuses_what_it_refused(after_torch: Any) -> None:
+def test_L1_init_device_mesh_refuses_what_it_refused(after_a_step: Any) -> None:
     code = """
         import inspect, tempfile, torch
         from torch.distributed import device_mesh
@@ -109,4 +107,4 @@ def test_L1_init_device_mesh_refuses_what_it_refused(after_torch: Any) -> None:
         print(fsdp.fully_shard(torch.nn.Linear(2, 2), mesh=torchs("cpu", (1,)))(torch.ones(1, 2)).shape)
         dist.destroy_process_group()
     """
-    assert after_torch(code).stdout.strip() == "torch.Size([1, 2])"
+    assert after_a_step(code).stdout.strip() == "torch.Size([1, 2])"

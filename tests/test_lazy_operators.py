@@ -258,9 +258,9 @@ def test_L7_torchscripts_own_operators(name: str, more: tuple, same_as_eager: Sa
     assert torch.ops.prim.device.default(torch.zeros(2, device="remote_accelerator:1")).index == 1
 
 
-def test_L3_a_class_whose_sizes_are_asked_of_python_holds_a_lazy_tensor(after_torch: Callable) -> None:
+def test_L3_a_class_whose_sizes_are_asked_of_python_holds_a_lazy_tensor(after_a_step: Callable) -> None:
     """C++ asks for them where an error of Python's ends the process."""
-    after_torch("""
+    after_a_step("""
         import torch, mindtorch
 
         class Sized(torch.Tensor):

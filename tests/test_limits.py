@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 
-def test_L6_a_limit_on_pending_ops_runs_them(after_torch: Callable[..., Any]) -> None:
+def test_L6_a_limit_on_pending_ops_runs_them(after_a_step: Callable[..., Any]) -> None:
     code = """
         import torch, mindtorch
         x = torch.zeros((), device="remote_accelerator:0")
@@ -26,10 +26,10 @@ def test_L6_a_limit_on_pending_ops_runs_them(after_torch: Callable[..., Any]) ->
         assert mindtorch.stats()["ops_executed"] == 60001
         print("ok")
     """
-    assert after_torch(code, GENIE_MAX_PENDING_OPS="20000").stdout == "ok\n"
+    assert after_a_step(code, GENIE_MAX_PENDING_OPS="20000").stdout == "ok\n"
 
 
-def test_L6_the_limit_on_bytes_runs_what_keeps_them(after_torch: Callable[..., Any]) -> None:
+def test_L6_the_limit_on_bytes_runs_what_keeps_them(after_a_step: Callable[..., Any]) -> None:
     code = """
         import torch, mindtorch
         L = "remote_accelerator:0"
@@ -45,11 +45,11 @@ def test_L6_the_limit_on_bytes_runs_what_keeps_them(after_torch: Callable[..., A
         assert correct.item() == 50_000
         print("ok")
     """
-    assert after_torch(code, GENIE_MAX_PENDING_BYTES="50000").stdout == "ok\n"
+    assert after_a_step(code, GENIE_MAX_PENDING_BYTES="50000").stdout == "ok\n"
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "many", ""])
 @pytest.mark.parametrize("name", ["GENIE_MAX_PENDING_OPS", "GENIE_MAX_PENDING_BYTES"])
-def test_L6_a_bad_limit_is_refused_by_name(after_torch: Callable[..., Any], name: str, value: str) -> None:
-    done = after_torch("import mindtorch", fails=True, **{name: value})
+def test_L6_a_bad_limit_is_refused_by_name(after_a_step: Callable[..., Any], name: str, value: str) -> None:
+    done = after_a_step("import mindtorch", fails=True, **{name: value})
     assert f"{name}: expected a positive number" in done.stderr

@@ -17,12 +17,14 @@ import pytest
 from mindtorch._ext import location
 
 ROOT = Path(__file__).resolve().parent.parent
-# All files of the extension's tests, without what repeats the same for long.
+# Of the extension's tests, those that come to the modules below, without what repeats the same for long.
 LONG = (
     "a_million_ops or changing_shapes or freed_values or repeats_itself or memory_returns or survivor or compact"
     " or never_seen_again or ever_new_scalars or were_large"  # what is evicted while it is in use has a test of its own
+    " or nearly_full"  # tables that grow and collide: so do those of what_the_tables_say_that_they_hold
 )
-SLICE = ["tests/ext", "-k", f"not ({LONG})"]
+FILES = ("context", "context_model", "dispatch", "leaks", "ledger", "location", "standin", "tables", "tape")
+SLICE = [f"tests/ext/test_{name}.py" for name in FILES]
 
 #: What is built with sanitizers: the modules with memory of their own that those tests are about. To compile all takes
 #: minutes; ``--whole`` and ``--sanitize`` do.
@@ -114,7 +116,8 @@ def test_L9_the_extension_under_sanitizers(
     (tmp_path / "at_work").mkdir()
     are_at_work(sanitized, tmp_path / "at_work")
     whole = request.config.getoption("--sanitize")
-    chosen = shlex.split(whole) if whole else SLICE
+    files = ["tests/ext"] if request.config.getoption("--whole") else SLICE
+    chosen = shlex.split(whole) if whole else [*files, "-k", f"not ({LONG})"]
     command = [
         sys.executable,
         "-X",

@@ -100,8 +100,9 @@ def make_patches() -> Any:
     return module
 
 
-def test_layout_the_page_lists_what_is_exchanged() -> None:
+def test_layout_the_page_lists_what_is_exchanged(forked: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     made = make_patches()
+    monkeypatch.setattr(made.subprocess, "run", lambda command, **options: forked(*command[1:]))
     assert _page() == made.page(), "python docs/make_patches.py"
 
 

@@ -85,7 +85,7 @@ if __name__ == "__main__":
 # -- scripts ---------------------------------------------------------------------------------------------------------
 
 
-def test_C1_script_sees_what_python_gives_it(write, tmp_path):
+def test_C1_script_sees_what_python_gives_it(write, tmp_path, forked):
     source = """
 import json, sys, builtins
 print(json.dumps({
@@ -98,7 +98,7 @@ print(json.dumps({
     path = write("show.py", "'''The doc.'''" + source)
     plain = subprocess.run([sys.executable, path, "--lr", "0.1", "--help"], capture_output=True, text=True, check=True)
     code = f"from mindtorch.program.program import Program; Program.parse({path!r}, ['--lr', '0.1', '--help']).run()"
-    ours = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ours = forked("-c", code)
     assert json.loads(ours.stdout) == json.loads(plain.stdout)
 
 
@@ -133,21 +133,19 @@ def test_C8_exit_codes(write, capsys, end, code, stderr):
     assert capsys.readouterr().err == stderr
 
 
-def test_C8_traceback_is_the_one_python_prints(write):
+def test_C8_traceback_is_the_one_python_prints(write, forked):
     path = write("fail.py", "def f(n):\n    try:\n        return 1 / n\n    except Exception as e:\n"
                  "        raise ValueError('bad') from e\n\nf(0)\n")  # fmt: skip
     plain = subprocess.run([sys.executable, path], capture_output=True, text=True)
-    code = RUN.format(path)
-    ours = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    ours = forked("-c", RUN.format(path))
     assert "ValueError: bad" in plain.stderr
     assert (ours.returncode, ours.stderr, ours.stdout) == (plain.returncode, plain.stderr, plain.stdout)
 
 
-def test_C8_syntax_error_as_python_shows_it(write):
+def test_C8_syntax_error_as_python_shows_it(write, forked):
     path = write("broken.py", "x = 1\nif x\n    pass\n")
     plain = subprocess.run([sys.executable, path], capture_output=True, text=True)
-    code = RUN.format(path)
-    ours = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    ours = forked("-c", RUN.format(path))
     assert "SyntaxError" in ours.stderr and ours.returncode == 1
     assert ours.stderr == plain.stderr
 
@@ -202,29 +200,27 @@ def test_C1_threads_are_waited_for(write):
     assert threading.active_count() == before
 
 
-def test_C1_forked_child_ends_in_the_script(write):
+def test_C1_forked_child_ends_in_the_script(write, after_a_step):
     path = write("fork.py", "import os, sys\nif os.fork() == 0:\n    print('child')\n    sys.exit(7)\n"
                  "code = os.waitstatus_to_exitcode(os.wait()[1])\nprint('parent saw', code)\n")  # fmt: skip
     code = f"from mindtorch.program.program import Program; Program.parse({path!r}).run(); print('report')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = after_a_step(code)
     assert sorted(done.stdout.split("\n")) == ["", "child", "parent saw 7", "report"]
 
 
-def test_C1_multiprocessing_spawn_finds_the_script(write):
+def test_C1_multiprocessing_spawn_finds_the_script(write, after_a_step):
     path = write(
         "spawned.py",
         "import multiprocessing as mp\ndef work(x):\n    return x * x\nif __name__ == '__main__':\n"
         "    with mp.get_context('spawn').Pool(1) as pool:\n        assert pool.map(work, [2, 3]) == [4, 9]\n",
     )
-    code = RUN.format(path)
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    after_a_step(RUN.format(path))
 
 
-def test_C1_exit_handlers_still_see_the_globals(write):
+def test_C1_exit_handlers_still_see_the_globals(write, after_a_step):
     path = write("late.py", "import atexit\nword = 'kept'\natexit.register(lambda: print(word))\n")
     code = f"from mindtorch.program.program import Program; p = Program.parse({path!r}); p.run()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "kept\n"
+    assert after_a_step(code).stdout == "kept\n"
 
 
 # -- models ----------------------------------------------------------------------------------------------------------
@@ -443,12 +439,11 @@ def package(tmp_path):
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("words", [["-m", "pkg.train", "--lr", "1"], ["-m", "pkg.train", "--fail"], ["-m", "pkg", "a"],
                                    ["folder", "b"], ["-m", "pkg.wrong"]])  # fmt: skip
-def test_C1_modules_and_folders_run_as_python_runs_them(package, words):
+def test_C1_modules_and_folders_run_as_python_runs_them(package, words, forked):
     plain = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
     as_module, rest = words[0] == "-m", words[words[0] == "-m" :]
     program = f"Program.parse({rest[0]!r}, {rest[1:]!r}, as_module={as_module})"
-    ours = subprocess.run([sys.executable, "-c", RUN.replace("Program.parse({!r})", program)], capture_output=True,
-                          text=True, check=False)  # fmt: skip
+    ours = forked("-c", RUN.replace("Program.parse({!r})", program))
     assert (ours.stdout, ours.returncode) == (plain.stdout, plain.returncode)
     assert ours.stderr.splitlines()[-1:] == plain.stderr.splitlines()[-1:]
 

@@ -350,7 +350,7 @@ def test_L9_modes_stay_on_wherever_a_timer_strikes(mode: Callable[[], Any]) -> N
     assert on and struck_in_time > 100 and torch._C._len_torch_dispatch_stack() == 0
 
 
-def test_C1_in_a_profiled_program(in_python: Callable[..., Any], tmp_path: Any) -> None:
+def test_C1_in_a_profiled_program(forked: Callable[..., Any], tmp_path: Any) -> None:
     script = tmp_path / "alarmed.py"
     script.write_text("""
 import signal, torch, mindtorch
@@ -367,11 +367,6 @@ try:
 except Alarm:
     print("passed as it is")
 """)
-    code = f"""
-        import subprocess, sys
-        done = subprocess.run([sys.executable, "-m", "mindtorch.cli.main", "profile", {str(script)!r}],
-                              capture_output=True, text=True)
-        assert "passed as it is" in done.stdout and done.returncode == 0, done.stdout + done.stderr
-        assert "never" not in done.stdout.splitlines()
-    """
-    in_python(code)
+    done = forked("-m", "mindtorch.cli.main", "profile", str(script), folder=tmp_path)
+    assert "passed as it is" in done.stdout and done.returncode == 0, done.stdout + done.stderr
+    assert "never" not in done.stdout.splitlines()

@@ -8,8 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +46,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="module")
-def seen(sweep: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def seen(
+    sweep: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory, forked_after_torch: Callable[..., Any]
+) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("facts") / "seen.json"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GENIE_ACL_LIBRARY": ""}
-    command = [sys.executable, str(WITHOUT), str(path), "-", *sweep]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1500)
+    command = [str(WITHOUT), str(path), "-", *sweep]
+    done = forked_after_torch(*command, environment={**os.environ, "GENIE_ACL_LIBRARY": ""}, timeout=1500)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(path.read_text())
     return found

@@ -5,6 +5,7 @@ Or in processes of their own: those of ``genie run``, which are compared with py
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from mindtorch.cli import in_child
 
 
 @pytest.fixture(autouse=True)
@@ -74,3 +77,24 @@ def runs(tmp_path, monkeypatch, forked) -> Runs:
     for name in ("GENIE_EXECUTOR", "GENIE_EXECUTOR_DEVICE", "GENIE_REGISTER_DEVICE"):
         monkeypatch.delenv(name, raising=False)
     return Runs(forked)
+
+
+@pytest.fixture
+def children_in_forks(monkeypatch, forked) -> None:
+    """What a command in this process starts python for, with the same words, runs in forks that have imported torch."""
+    real = subprocess.run
+
+    def run(words, **options):
+        if words[0] != sys.executable:
+            return real(words, **options)
+        place = {"folder": options.get("cwd"), "environment": options.get("env", os.environ)}
+        return forked(*words[1:], **place)
+
+    def ran(words: list[str], **options) -> tuple[int, str, str]:
+        assert words[0] == sys.executable
+        done = run(words, **options)
+        print(done.stderr, end="", file=sys.stderr)
+        return done.returncode, done.stdout, done.stderr
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(in_child, "ran", ran)

@@ -168,6 +168,7 @@ def test_C4_changes_of_a_configuration_and_of_the_environment(monkeypatch: pytes
     assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64,expandable_segments:False"
 
 
+@pytest.mark.usefixtures("children_in_forks")
 def test_C4_advice_is_computed_for_a_program_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each alternative by a process of its own; together where none suffices alone."""
     few = {name: advice.CHANGES[name] for name in ("checkpointing", "half-batch", "no-grad")}

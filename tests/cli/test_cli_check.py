@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -164,13 +163,12 @@ if rank == 3:
 """
 
 
-def test_C4_ranks_are_checked(here: Path) -> None:
+def test_C4_ranks_are_checked(here: Path, forked: Callable[..., Any]) -> None:
     (here / "ranks.py").write_text(RANKS)
     result = genie("--target", "4xh100", "ranks.py")
     assert result.exit_code == 0 and "rank 0 of 4; peak " in result.output
     # torch forks no process that has run a backward pass
-    command = [sys.executable, "-m", "mindtorch", "check", "--target", "4xh100", "--rank", "all", "--json", "ranks.py"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = forked("-m", "mindtorch", "check", "--target", "4xh100", "--rank", "all", "--json", "ranks.py")
     told = json.loads(done.stdout)
     assert (done.returncode, told["rank"]) == (1, 3) and told["refused"][0]["line"] == 11
     assert genie("ranks.py", "--target", "4xh100").exit_code == 0

@@ -240,6 +240,7 @@ def test_C5_an_estimates_time_can_be_a_condition(reports: Path) -> None:
 # ----------------------------------------------------------------------------------------------------------- revisions
 
 
+@pytest.mark.usefixtures("children_in_forks")
 def test_C5_a_revision_and_the_working_tree(repository: Path) -> None:
     with open("train.py", "a") as file:
         file.write("import atexit; atexit.register(print, 'at the very end')\n")

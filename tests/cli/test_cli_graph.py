@@ -118,6 +118,7 @@ def test_C6_focus_and_module_in_svg(here):
     assert genie("--svg", "-", "--module", "h.7", *deep).stdout.count("left out: ") == 1
 
 
+@pytest.mark.usefixtures("children_in_forks")
 def test_C6_programs_side_by_side(here):
     result = genie("--svg", "g.svg", "--html", "g.html", "--beside", "deep.py:Deep", "--beside", "loop.py --lr 0.1",
                    "net.py:Net", "--input", "3x4")  # fmt: skip

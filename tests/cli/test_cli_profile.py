@@ -64,10 +64,13 @@ def genie(*args: str):
     return CliRunner().invoke(cli, ["profile", *args], prog_name="genie")
 
 
-def shell(*args: str, **more):
+ENTRY = "import sys; sys.argv[0] = 'genie'; from mindtorch.cli.main import entry; entry()"
+
+
+@pytest.fixture
+def shell(forked):
     """The command in a process of its own."""
-    code = "import sys; sys.argv[0] = 'genie'; from mindtorch.cli.main import entry; entry()"
-    return subprocess.run([sys.executable, "-c", code, "profile", *args], capture_output=True, text=True, **more)
+    return lambda *args: forked("-c", ENTRY, "profile", *args)
 
 
 def test_C1_training_script_with_its_own_options(here):
@@ -135,7 +138,7 @@ def test_C2_every_output_at_once(here):
     assert not [name for name in os.listdir(here) if name.startswith(".genie-")]
 
 
-def test_C8_json_on_stdout_is_nothing_but_json(here):
+def test_C8_json_on_stdout_is_nothing_but_json(here, shell):
     (here / "noisy.py").write_text(
         "import os, subprocess, torch\nprint('said')\nos.write(1, b'written\\n')\n"
         "subprocess.run(['echo', 'child'])\ntorch.ones(3) + 1\n"
@@ -149,17 +152,16 @@ def test_C8_json_on_stdout_is_nothing_but_json(here):
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("end", ["sys.stdout.close()", "sys.stdout = None", "os.close(1)"])
-def test_C8_a_script_that_closes_stdout(here, end):
+def test_C8_a_script_that_closes_stdout(here, forked, end):
     (here / "closes.py").write_text(f"import os, sys, torch\nprint(torch.ones(2).sum().item(), flush=True)\n{end}\n")
-    command = [sys.executable, "-m", "mindtorch.cli.main", "profile", "closes.py"]
-    done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=120, check=False)
-    plain = subprocess.run([sys.executable, "closes.py"], cwd=here, capture_output=True, text=True, check=False)
+    done = forked("-m", "mindtorch.cli.main", "profile", "closes.py")
+    plain = forked("closes.py")
     assert done.stdout.startswith("2.0\n") and "Traceback" not in done.stderr and "Exception" not in done.stderr
     assert done.returncode == plain.returncode or end == "os.close(1)"
     assert "genie profile" in done.stdout or end == "os.close(1)"
 
 
-def test_C8_script_that_raises(here):
+def test_C8_script_that_raises(here, shell):
     (here / "bad.py").write_text("import torch\n\ndef f():\n    torch.ones(2, 3) @ torch.ones(2, 3)\n\nf()\n")
     plain = subprocess.run([sys.executable, "bad.py"], capture_output=True, text=True)
     done = shell("bad.py")
@@ -255,12 +257,9 @@ def test_C8_model_that_raises_on_its_own(here):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_C8_full_disk_behind_stdout_is_one_line(here):
-    code = "import sys; sys.argv[0] = 'genie'; from mindtorch.cli.main import entry; entry()"
+def test_C8_full_disk_behind_stdout_is_one_line(here, forked):
     (here / "one.py").write_text("import torch\ntorch.ones(2) + 1\n")
-    with open("/dev/full", "w") as full:
-        command = [sys.executable, "-c", code, "profile", "one.py"]
-        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    ran = forked("-c", "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 1); " + ENTRY, "profile", "one.py")
     assert ran.returncode == 1 and ran.stderr == "genie: cannot write to standard output: No space left on device\n"
 
 
@@ -269,9 +268,8 @@ def test_C8_interrupt_still_reports(here):
         "import torch, time\nx = torch.ones(64, 64)\nfor _ in range(50):\n    x = x @ x * 0.01\n"
         "open('running', 'w').close()\nwhile True:\n    time.sleep(0.05)\n    x = x + 1\n"
     )
-    code = "import sys; sys.argv[0] = 'genie'; from mindtorch.cli.main import entry; entry()"
     process = subprocess.Popen(
-        [sys.executable, "-c", code, "profile", "--json", "out.json", "loop.py"],
+        [sys.executable, "-c", ENTRY, "profile", "--json", "out.json", "loop.py"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         # A job that a shell started in the background ignores the signal, and so do its children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -341,9 +339,8 @@ def test_C8_script_may_change_directory_and_streams(here):
 
 
 def test_C8_closed_pipe_is_not_an_error(here):
-    code = "import sys; sys.argv[0] = 'genie'; from mindtorch.cli.main import entry; entry()"
     (here / "quiet.py").write_text(NET + "build()(torch.ones(1, 64))")  # one that prints gets the error itself
-    command = f'{sys.executable} -c "{code}" profile quiet.py | head -n 1'
+    command = f'{sys.executable} -c "{ENTRY}" profile quiet.py | head -n 1'
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert "Traceback" not in done.stderr and "Broken pipe" not in done.stderr
 

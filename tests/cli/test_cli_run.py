@@ -33,7 +33,15 @@ def test_C9_arguments_main_and_streams_are_the_programs(runs):
     assert under == plain and "['script.py', '--device', 'cpu', '-x', '--', 'a b']" in under.out
 
 
-@pytest.mark.parametrize("options", [[], ["--executor", "local"], ["--executor", "pipe"], ["--map", "cuda"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        pytest.param(["--executor", "local"], marks=pytest.mark.whole),  # which it is without, too
+        ["--executor", "pipe"],
+        ["--map", "cuda"],
+    ],
+)
 def test_C9_a_program_that_sets_no_seed_draws_other_numbers_each_time(runs, options):
     """As under python: noise that is to hide something must not be the same in every run."""
     name = runs.write("""
@@ -48,7 +56,7 @@ def test_C9_a_program_that_sets_no_seed_draws_other_numbers_each_time(runs, opti
     done = [runs.anew(*runs.GENIE, *options, name) for _ in range(2)]
     assert done[0].code == done[1].code == 0
     first, second = (each.out.splitlines() for each in done)
-    assert first[-1] == second[-1] == runs.anew(sys.executable, name).out.splitlines()[-1]
+    assert first[-1] == second[-1] == runs.run(sys.executable, name).out.splitlines()[-1]
     assert not {*first[:-1]} & {*second[:-1]}
 
 
@@ -336,16 +344,15 @@ def test_R1_an_executor_of_the_users_own_is_named_by_its_class(runs, monkeypatch
     assert runs.run(*runs.GENIE, name).out == "[3.0, 3.0]\n"
 
 
-def test_R1_a_package_offers_its_executor_by_a_name(runs, monkeypatch):
+def test_R1_a_package_offers_its_executor_by_a_name(runs):
     runs.write(OWN, "Logs.py")
     folder = Path("logs-1.0.dist-info")
     folder.mkdir()
     folder.joinpath("METADATA").write_text("Metadata-Version: 2.1\nName: logs\nVersion: 1.0\n")
     folder.joinpath("entry_points.txt").write_text("[mindtorch.executors]\nlogged = Logs:Logged\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))
     name = runs.write(TRIPLE)
-    assert runs.anew(*runs.GENIE, "--executor", "logged", name).out.startswith("ran ")
-    ran = runs.anew(*runs.GENIE, "--executor", "other", name)
+    assert runs.run(*runs.GENIE, "--executor", "logged", name).out.startswith("ran ")
+    ran = runs.run(*runs.GENIE, "--executor", "other", name)
     assert ran.code == 2
     assert "--executor: expected local, loopback, pipe, ray, logged or package.module:Class, got 'other'" in ran.err
 

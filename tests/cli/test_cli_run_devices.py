@@ -126,16 +126,16 @@ def test_R2_each_worker_is_asked_what_it_is(monkeypatch) -> None:
             module.get_device_name(2)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)  # an executor makes no difference: nothing is asked of it
 @pytest.mark.parametrize(
     ("options", "code"),
     [
         ((), 0),
-        (("--executor", "pipe"), 3),
-        (("--map", "cuda"), 3),
         ((), 3),
-        (("--executor", "pipe"), 0),
         (("--map", "cuda"), 0),
+        (("--map", "cuda"), 3),
+        (("--executor", "pipe"), 3),
+        (("--executor", "pipe"), 0),
     ],
 )
 def test_C9_parameters_that_were_never_on_the_device_are_told(runs, options: tuple[str, ...], code: int) -> None:
@@ -203,13 +203,14 @@ READS = """
 """
 
 
-def test_C9_a_program_that_only_waits_for_values_is_told_where(runs) -> None:
+def test_C9_a_program_that_only_waits_for_values_is_told_where(runs, whole) -> None:
     """An actor and critic took 15 times as long as under python, and nothing said why."""
-    slow, few, here = (
+    few = [(("--executor", "pipe"), 20)] if whole else []  # how many are few: below
+    slow, *others = (
         runs.run(*runs.GENIE, *options, runs.write(READS.format(times)))
-        for options, times in ((("--executor", "pipe"), 1200), (("--executor", "pipe"), 20), ((), 1200))
+        for options, times in ((("--executor", "pipe"), 1200), ((), 1200), *few)
     )
-    assert (slow.out, few.err, here.err) == ("1200.0\n", "", "")
+    assert slow.out == "1200.0\n" and not any(ran.err for ran in others)
     assert slow.err.count("\n") == 1 and slow.err.startswith("genie run: 1,200 reads of values took ")
     assert ", 1,200 of them at script.py:6 (" in slow.err and "on average for 1 operation; fewer" in slow.err
 

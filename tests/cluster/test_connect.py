@@ -254,7 +254,7 @@ def no_folder_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         raise AssertionError("a folder was left behind")
 
 
-def test_R4_what_a_killed_program_had_is_gone_in_seconds(after_torch: InPython, no_folder_stays: None) -> None:
+def test_R4_what_a_killed_program_had_is_gone_in_seconds(after_a_step: InPython, no_folder_stays: None) -> None:
     """In the middle of a computation, and after a fork."""
     code = """
         import os, signal, sys, threading, torch, mindtorch
@@ -281,13 +281,13 @@ def test_R4_what_a_killed_program_had_is_gone_in_seconds(after_torch: InPython, 
             a = a @ a
         a.sum().item()
     """
-    done = after_torch(code, fails=True, GENIE_EXECUTOR="ray")
+    done = after_a_step(code, fails=True, GENIE_EXECUTOR="ray")
     value, process, broker = done.stdout.split()
     assert value == "8.0" and done.stderr == ""
     assert all_gone([int(process), int(broker), *members(int(broker))])
 
 
-def test_R4_a_cluster_that_falls_apart_is_told_of(after_torch: InPython, no_folder_stays: None) -> None:
+def test_R4_a_cluster_that_falls_apart_is_told_of(after_a_step: InPython, no_folder_stays: None) -> None:
     code = """
         import os, re, signal, time, torch, mindtorch
         from mindtorch.cluster import connect
@@ -320,7 +320,7 @@ def test_R4_a_cluster_that_falls_apart_is_told_of(after_torch: InPython, no_fold
         mindtorch.disconnect()
         print((torch.ones(2, device="remote_accelerator:0") + 1).tolist())
     """
-    done = after_torch(code)
+    done = after_a_step(code)
     broker, first, second, after, other, third, here = done.stdout.splitlines()
     assert third.startswith(f"session lost: the process that talks to Ray ({other}) was ended by SIGKILL: it had"), (
         third

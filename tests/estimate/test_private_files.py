@@ -410,7 +410,9 @@ with private_files.private():
         shutil.rmtree(work)
 
 
-def test_C4_a_folder_for_temporary_files_that_the_environment_names_is_chosen_anew_after_an_estimate() -> None:
+def test_C4_a_folder_for_temporary_files_that_the_environment_names_is_chosen_anew_after_an_estimate(
+    forked: Forked,
+) -> None:
     """torch writes the folder of inductor's cache, which it chooses once, into the environment."""
     code = """
 import os, tempfile
@@ -426,5 +428,5 @@ after = cache_dir_utils.cache_dir()
 print(after.startswith(tempfile.gettempdir() + "/torchinductor"), os.path.exists(within))
 """
     environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=240)
+    done = forked("-c", code, environment=environment)
     assert done.stdout.split() == ["True", "False", "True", "False"], done.stdout + done.stderr

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -208,7 +206,19 @@ os._exit(0)  # dozens of gloo's groups, taken down one by one, end a process in 
 """
 
 
-def test_C4_peaks_are_those_of_real_processes(whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+#: Runs a program as two ranks.
+RANKS = """
+import os, runpy, sys
+os.environ["RANK"] = str(int(not (other := os.fork())))
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+sys.exit(other and os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))
+"""
+
+
+def test_C4_peaks_are_those_of_real_processes(
+    whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked: Callable[..., Any]
+) -> None:
     """Two processes with gloo on the CPU, whose allocations torch's own profiler has counted."""
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "measure.py").write_text(MEASURE)
@@ -217,11 +227,8 @@ def test_C4_peaks_are_those_of_real_processes(whole: bool, tmp_path: Path, monke
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    started = [
-        subprocess.Popen([sys.executable, "measure.py", *kinds], cwd=tmp_path, env={**common, "RANK": str(rank)})
-        for rank in range(2)
-    ]
-    assert [process.wait(timeout=120) for process in started] == [0, 0]
+    done = forked("-c", RANKS, "measure.py", *kinds, folder=tmp_path, environment=common)
+    assert done.returncode == 0, done.stderr
     real = json.loads((tmp_path / "peaks.json").read_text())
     assert set(real) == set(kinds)
     monkeypatch.chdir(tmp_path)

@@ -30,10 +30,10 @@ def encoder(dropout: float, padded: bool = False, train: bool = True) -> Callabl
     def run() -> None:
         layer = nn.TransformerEncoderLayer(256, 4, 1024, dropout, batch_first=True, dtype=torch.bfloat16)
         model = nn.TransformerEncoder(layer, 4).cuda().train(train)
-        x = torch.randn(4, 1024, 256, dtype=torch.bfloat16, device="cuda")
+        x = torch.randn(2, 1024, 256, dtype=torch.bfloat16, device="cuda")
         mask = None
         if padded:
-            mask = torch.zeros(4, 1024, dtype=torch.bool, device="cuda")
+            mask = torch.zeros(2, 1024, dtype=torch.bool, device="cuda")
             mask[:, 900:] = True
         with torch.set_grad_enabled(train):
             out = model(x, src_key_padding_mask=mask)

@@ -145,10 +145,10 @@ def in_npu_process(
 
 @pytest.fixture(scope="session")
 def in_npu_program(
-    after_torch: Callable[..., Any], acl_path: Path, tmp_path_factory: pytest.TempPathFactory
+    after_a_step: Callable[..., Any], acl_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., str]:
     """The same for a program that imports torch, which takes most of such a process's time: in a fork that has."""
-    return _on_library(after_torch, "program", acl_path, tmp_path_factory)
+    return _on_library(after_a_step, "program", acl_path, tmp_path_factory)
 
 
 def _on_library(

@@ -44,7 +44,7 @@ def test_D5_a_number_alone_moves_between_npus(npu, devices):
     assert mindtorch.device(1) == weight.device
 
 
-def test_D5_a_number_alone_is_what_torch_makes_of_it_where_no_npu_is_there(in_python):
+def test_D5_a_number_alone_is_what_torch_makes_of_it_where_no_npu_is_there(after_torch):
     """Its own error, which a torch built with CUDA words otherwise, and the recording device once torch knows that as
     its accelerator."""
     code = """
@@ -64,7 +64,7 @@ def test_D5_a_number_alone_is_what_torch_makes_of_it_where_no_npu_is_there(in_py
         torch.zeros(2, device="remote_accelerator")
         tell()
     """
-    torchs, before, after = in_python(code, GENIE_ACL_LIBRARY="/nowhere").stdout.splitlines()
+    torchs, before, after = after_torch(code, GENIE_ACL_LIBRARY="/nowhere").stdout.splitlines()
     no_device = "Found no NVIDIA driver" if torch.backends.cuda.is_built() else "Cannot access accelerator device"
     assert before == torchs and torchs.count(no_device) == 5
     assert after == "remote_accelerator:1 " * 5
@@ -82,7 +82,7 @@ def test_D5_a_number_alone_is_an_npu_where_torch_knows_it_by_name(in_npu_program
     assert said == "{'npu:1'} {True} True\n"
 
 
-def test_D5_where_no_npu_is_there_it_is_not_looked_for_again(in_python):
+def test_D5_where_no_npu_is_there_it_is_not_looked_for_again(after_a_step):
     code = """
         import os, sys, torch, mindtorch
         from mindtorch.base import hardware
@@ -93,7 +93,7 @@ def test_D5_where_no_npu_is_there_it_is_not_looked_for_again(in_python):
         os.environ["GENIE_ACL_LIBRARY"] = "/elsewhere"
         print(torch.ones(2).is_pinned(), len(looked))
     """
-    assert in_python(code, GENIE_ACL_LIBRARY="/nowhere").stdout == "False 1\n" * 3 + "False 2\n"
+    assert after_a_step(code, GENIE_ACL_LIBRARY="/nowhere").stdout == "False 1\n" * 3 + "False 2\n"
 
 
 PIN = {
@@ -157,8 +157,8 @@ def test_N3_what_programs_for_torch_npu_pin_is_the_npus(in_npu_program):
     assert in_npu_program(PINNING).split() == ["True"] * 4
 
 
-def test_N3_pinning_without_an_npu_says_that_there_is_none(in_python):
-    said = in_python(PINNING, GENIE_ACL_LIBRARY="/nowhere").stdout
+def test_N3_pinning_without_an_npu_says_that_there_is_none(after_a_step):
+    said = after_a_step(PINNING, GENIE_ACL_LIBRARY="/nowhere").stdout
     assert said == "RuntimeError npu is not available\n" * 3 + "False\n"  # the loader asks what is there
 
 

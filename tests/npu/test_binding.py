@@ -38,8 +38,8 @@ def without(folder, *functions):
     return acl_library.build(folder, *(f"-D{name}=absent_{name}" for name in functions))
 
 
-def test_N1_no_library_is_no_error_until_it_is_used(in_python):
-    said = in_python(
+def test_N1_no_library_is_no_error_until_it_is_used(after_a_step):
+    said = after_a_step(
         """
     import mindtorch, torch
     assert (torch.ones(2) + 1).tolist() == [2, 2]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import inspect
 import io
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -281,7 +278,7 @@ def test_D5_streams_are_found_again_by_their_numbers(npu: ModuleType) -> None:
 
 
 # ---- in processes of their own: torch knows npu for good -------------------------------------------------------------
-def test_N3_programs_that_import_torch_npu(in_npu_process: Callable[..., str]) -> None:
+def test_N3_programs_that_import_torch_npu(in_npu_program: Callable[..., str]) -> None:
     names = {module: names for module, names in NAMES.items() if module != "torch_npu.npu"}
     code = f"""
         import importlib, importlib.util, re, sys
@@ -354,10 +351,10 @@ def test_N3_programs_that_import_torch_npu(in_npu_process: Callable[..., str]) -
             assert "got hccl: Ascend's library of collective operations (libhccl.so) is not supported" in str(error)
         assert not torch.distributed.is_hccl_available()
     """
-    assert int(in_npu_process(code)) > 60
+    assert int(in_npu_program(code)) > 60
 
 
-def test_N3_transfer_to_npu(in_npu_process: Callable[..., str]) -> None:
+def test_N3_transfer_to_npu(in_npu_program: Callable[..., str]) -> None:
     code = """
         import torch, mindtorch
         mindtorch.enable()
@@ -399,18 +396,24 @@ def test_N3_transfer_to_npu(in_npu_process: Callable[..., str]) -> None:
             assert "got hccl" in str(error)
     """
     zero, one = "npu:0", "npu:1"
-    assert eval(in_npu_process(code)) == [zero, zero, zero, one, zero, zero, one, one, zero, zero]
+    assert eval(in_npu_program(code)) == [zero, zero, zero, one, zero, zero, one, one, zero, zero]
 
 
-def test_N6_where_torch_npu_is_the_real_one_is_taken(acl_path: Path, tmp_path: Path) -> None:
+def test_N6_where_torch_npu_is_the_real_one_is_taken(
+    acl_path: Path, tmp_path: Path, after_torch: Callable[..., Any]
+) -> None:
     (tmp_path / "torch_npu.py").write_text("import torch\ntorch.utils.rename_privateuse1_backend('npu')\nreal = True\n")
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), "GENIE_ACL_LIBRARY": str(acl_path)}
-    code = "import torch, mindtorch.npu.compat, torch_npu; print(torch_npu.real, torch_npu.__file__)"
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    code = f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        import torch, mindtorch.npu.compat, torch_npu
+        print(torch_npu.real, torch_npu.__file__)
+    """
+    done = after_torch(code, GENIE_ACL_LIBRARY=str(acl_path))
     assert done.stdout.split() == ["True", str(tmp_path / "torch_npu.py")]
 
 
-def test_N3_a_slot_that_is_taken_is_said(in_python: Callable[..., Any]) -> None:
+def test_N3_a_slot_that_is_taken_is_said(after_a_step: Callable[..., Any]) -> None:
     code = """
         import torch, mindtorch
         torch.device("remote_accelerator:0")
@@ -419,7 +422,7 @@ def test_N3_a_slot_that_is_taken_is_said(in_python: Callable[..., Any]) -> None:
         except mindtorch.UnsupportedOperationError as error:
             print(error)
     """
-    assert "got 'remote_accelerator' in it: import mindtorch.npu.compat before" in in_python(code).stdout
+    assert "got 'remote_accelerator' in it: import mindtorch.npu.compat before" in after_a_step(code).stdout
 
 
 def test_N3_what_compiled_programs_import_of_torch_npu(in_npu_program: Callable[..., str]) -> None:
@@ -458,11 +461,11 @@ def test_N3_storages_are_moved_to_npus(in_npu_program: Callable[..., str]) -> No
 
 
 def test_N3_the_version_of_cann_is_what_its_installation_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_python: Callable[..., Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_a_step: Callable[..., Any]
 ) -> None:
     (tmp_path / "x86_64-linux").mkdir()
     monkeypatch.setenv("ASCEND_HOME_PATH", str(tmp_path))
-    assert in_python("""
+    assert after_a_step("""
         import os, pathlib
         from mindtorch.npu.compat.utils import get_cann_version
         print(get_cann_version())

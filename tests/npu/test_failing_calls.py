@@ -166,10 +166,10 @@ def test_N3_a_device_that_stays_broken_names_what_broke_it_each_time(in_npu_prog
     assert said.splitlines()[1].split()[1] == "aten::add"
 
 
-def test_N3_each_call_is_waited_for_where_launches_block(in_npu_process: Any) -> None:
+def test_N3_each_call_is_waited_for_where_launches_block(in_npu_program: Any) -> None:
     """So the error is at the very call, and names it alone."""
-    said = in_npu_process(
-        START.replace("mindtorch\n", "mindtorch; mindtorch.enable()\n", 1)
+    said = in_npu_program(
+        START
         + """
     try:
         found = look(wrong, table)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +17,8 @@ torch.npu.is_available, torch.npu._lazy_init = lambda: True, lambda: None
 torch.Tensor.npu = "theirs"
 """
 PROGRAM = """
+import sys
+sys.path.insert(0, {folder!r})
 import torch, mindtorch
 print(torch.Tensor.npu == "theirs", torch.npu is mindtorch.npu)
 print(torch.ones(2, device="remote_accelerator:0").sum().item())
@@ -29,10 +30,10 @@ except (NotImplementedError, RuntimeError) as error:
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_N6_tensors_are_left_to_torch_npu(acl_path: Path, tmp_path: Path, works: bool) -> None:
+def test_N6_tensors_are_left_to_torch_npu(
+    acl_path: Path, tmp_path: Path, works: bool, after_torch: Callable[..., Any]
+) -> None:
     (tmp_path / "torch_npu.py").write_text(STAND_IN if works else "raise OSError('libhccl.so: no such file')")
-    path = os.pathsep.join([str(tmp_path), *sys.path])
-    env = {**os.environ, "PYTHONPATH": path, "GENIE_ACL_LIBRARY": str(acl_path)}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=True)
+    done = after_torch(PROGRAM.format(folder=str(tmp_path)), GENIE_ACL_LIBRARY=str(acl_path))
     theirs, ours = "True False\n2.0\ntorch's own: True\n", "False True\n2.0\nnpu:1\n"
     assert done.stdout == (theirs if works else ours)

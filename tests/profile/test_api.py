@@ -2,8 +2,6 @@
 
 import io
 import re
-import subprocess
-import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -29,12 +27,12 @@ def test_C2_the_documented_block():
     assert isinstance(names["p"], Profiler)
 
 
-def test_C2_profile_is_a_public_name_without_importing_more():
+def test_C2_profile_is_a_public_name_without_importing_more(after_torch):
     program = ("import mindtorch, sys; assert 'mindtorch.profile' not in sys.modules; p = mindtorch.profile\n"
                "from mindtorch.profile import Profiler; assert p is mindtorch.profile and 'profile' in dir(mindtorch)\n"
                "with p(warmup=1) as q: within = str(q)\n"
                "assert 'genie profile' in str(q) and 'genie profile' not in within\n")  # fmt: skip
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    after_torch(program)
     with mindtorch.profile() as p, pytest.raises(RuntimeError, match="the block to have ended"):
         p.show()
 

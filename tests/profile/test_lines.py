@@ -2,8 +2,6 @@
 
 import gc
 import os
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -145,11 +143,9 @@ assert not seen and not profiler.collector.sampler.running, [str(each.message) f
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_L1_python_warns_of_no_thread_of_ours_at_a_fork():
+def test_L1_python_warns_of_no_thread_of_ours_at_a_fork(after_torch):
     """Python 3.12 and newer warn of a second thread; 3.13 counts them after it has called those who wait for a fork."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", FORKS], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    after_torch(FORKS)
 
 
 def test_C2_waiting_for_a_loader_is_named_and_the_first_batch_is_the_loops(record):

@@ -7,9 +7,9 @@ import gzip
 import html
 import json
 import re
-import subprocess
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +96,9 @@ def test_C8_models_run_within_transforms_of_torch_func(caplog: pytest.LogCapture
     assert not caplog.records
 
 
-def test_C2_callbacks_are_part_of_the_package() -> None:
+def test_C2_callbacks_are_part_of_the_package(after_torch: Callable[..., Any]) -> None:
     program = "import mindtorch; print(mindtorch.profile.callbacks.__name__)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "mindtorch.profile.callbacks\n"
+    assert after_torch(program).stdout == "mindtorch.profile.callbacks\n"
 
 
 def test_C2_profile_of_a_function_has_its_findings() -> None:
@@ -159,10 +158,10 @@ def test_C2_a_report_that_was_written_is_read_again(profiled: Profile, tmp_path:
     assert read.report() == json.loads(json.dumps(profiled.report()))
 
 
-def test_C2_a_report_of_an_estimate_is_read_again(tmp_path: Path) -> None:
-    line = [sys.executable, "-m", "mindtorch.cli.main", "profile", "--target", "h100", "--json", "p.json", "s.py"]
+def test_C2_a_report_of_an_estimate_is_read_again(tmp_path: Path, forked: Callable[..., Any]) -> None:
+    line = ["-m", "mindtorch.cli.main", "profile", "--target", "h100", "--json", "p.json", "s.py"]
     (tmp_path / "s.py").write_text("import torch\ntorch.nn.Linear(4, 2).cuda()(torch.ones(3, 4).cuda()).sum().item()\n")
-    printed = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    printed = forked(*line, folder=tmp_path).stdout
     read = mindtorch.load_report(str(tmp_path / "p.json"))
     assert read.report()["mode"] == "estimate" and read.flops == read.report()["totals"]["flops"] > 0
     assert "NVIDIA H100" in str(read) and "NVIDIA H100" in printed

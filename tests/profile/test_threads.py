@@ -89,7 +89,7 @@ def test_C2_a_model_that_another_thread_is_making_may_be_looked_at() -> None:
         sys.setswitchinterval(before)
 
 
-def test_C2_threads_that_train_at_once_are_counted_to_the_last_operation(after_torch: Callable[..., Any]) -> None:
+def test_C2_threads_that_train_at_once_are_counted_to_the_last_operation(after_a_step: Callable[..., Any]) -> None:
     code = """
         import sys, threading, torch, mindtorch
         sys.setswitchinterval(1e-6)
@@ -115,7 +115,7 @@ def test_C2_threads_that_train_at_once_are_counted_to_the_last_operation(after_t
             calls[op["name"]] = calls.get(op["name"], 0) + op["calls"]
         print(wrong, calls["aten::addmm"], calls["aten::relu"], calls["aten::threshold_backward"])
     """
-    assert after_torch(code).stdout.split("\n")[0] == "[] 400 200 200"
+    assert after_a_step(code).stdout.split("\n")[0] == "[] 400 200 200"
 
 
 def test_C2_iterations_are_those_of_one_of_the_threads_that_run_at_once() -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
-import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -220,9 +218,10 @@ print(kernel.launches)
 """
 
 
-def test_L9_a_triton_kernel_takes_no_recorded_tensors(triton: Any, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run([sys.executable, "-c", RECORDED], capture_output=True, text=True, env=environment, check=True)
+def test_L9_a_triton_kernel_takes_no_recorded_tensors(
+    triton: Any, tmp_path: Path, after_torch: Callable[..., Any]
+) -> None:
+    done = after_torch(f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n" + RECORDED)
     expected = (
         "[Triton's kernel add] expected tensors in the memory of a GPU of this process, got recorded ones, which are "
         "computed on cpu"

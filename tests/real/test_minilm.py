@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -66,12 +64,10 @@ def test_L7_minilm_embeddings_equal_eager_bit_for_bit(
 
 
 def test_C3_minilm_profile_shows_layers_attention_and_parameters(
-    example: ModuleType, inputs: dict[str, torch.Tensor], tmp_path: Path
+    example: ModuleType, inputs: dict[str, torch.Tensor], tmp_path: Path, forked: Callable[..., Any]
 ) -> None:
     out = tmp_path / "profile.json"
-    genie = "import sys; from mindtorch.cli.main import entry; sys.exit(entry())"
-    command = [sys.executable, "-c", genie, "profile", "--json", str(out), str(EXAMPLE)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    done = forked("-m", "mindtorch", "profile", "--json", str(out), str(EXAMPLE), folder=tmp_path)
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(out.read_text())
 

@@ -6,9 +6,9 @@ More of them: ``pytest tests/remote/test_checks.py --messages 100000``.
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -86,17 +86,14 @@ def _look(checks: Checks, message: bytes) -> None:
 
 
 def test_R3_mutated_messages_are_done_or_refused_in_a_child(
-    corpus: list[bytes], pytestconfig: pytest.Config, tmp_path: Path
+    corpus: list[bytes], pytestconfig: pytest.Config, tmp_path: Path, forked: Callable[..., Any]
 ) -> None:
     path = tmp_path / "corpus"
     path.write_bytes(pickle.dumps(corpus))
     at, end = 0, pytestconfig.getoption("--messages") // 20
     deaths = refused = 0
     while at < end:
-        done = subprocess.run(
-            [sys.executable, HERE / "mutations.py", path, str(at), str(end)],
-            capture_output=True, text=True, timeout=1500, check=False,
-        )  # fmt: skip
+        done = forked(str(HERE / "mutations.py"), str(path), str(at), str(end), timeout=1500)
         last = done.stdout.splitlines()[-1]
         if done.returncode == 0:
             refused += int(last.split()[1])

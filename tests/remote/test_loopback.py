@@ -219,14 +219,14 @@ def test_R1_one_message_for_a_step_that_reads_its_loss(elsewhere: RemoteExecutor
         assert elsewhere.stats["waits"] - before == 1, step
 
 
-def test_R1_the_variable_chooses(after_torch: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_R1_the_variable_chooses(after_a_step: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     code = """
         import torch, mindtorch
         from mindtorch.engine.execute import values
         print((torch.ones(2, device="remote_accelerator:0") * 3).tolist(), type(values.executor()).__name__)
     """
     for value, name in (("loopback", "LoopbackExecutor"), ("pipe", "PipeExecutor")):
-        assert after_torch(code, GENIE_EXECUTOR=value).stdout.split("]")[1].split() == [name]
+        assert after_a_step(code, GENIE_EXECUTOR=value).stdout.split("]")[1].split() == [name]
 
 
 def test_R1_values_elsewhere_are_not_said_to_be_in_shared_memory(elsewhere: RemoteExecutor) -> None:
@@ -239,7 +239,7 @@ def test_R1_values_elsewhere_are_not_said_to_be_in_shared_memory(elsewhere: Remo
 
 
 def test_R1_a_fork_waits_for_what_another_thread_asks(
-    after_torch: Callable[..., subprocess.CompletedProcess[str]],
+    after_a_step: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
     code = """
         import os, signal, threading, time, torch, mindtorch
@@ -260,11 +260,11 @@ def test_R1_a_fork_waits_for_what_another_thread_asks(
         thread.join()
         print(os.waitpid(child, 0)[1])
     """
-    assert after_torch(code, GENIE_EXECUTOR="loopback").stdout == "0\n"
+    assert after_a_step(code, GENIE_EXECUTOR="loopback").stdout == "0\n"
 
 
 @pytest.mark.parametrize("kind", ["loopback", "pipe"])
-def test_L7_threads_that_begin_at_once_upload_and_read(after_torch: Callable[..., Any], kind: str) -> None:
+def test_L7_threads_that_begin_at_once_upload_and_read(after_a_step: Callable[..., Any], kind: str) -> None:
     code = f"""
         import os, sys, threading, torch
         os.environ["GENIE_EXECUTOR"] = "{kind}"
@@ -287,7 +287,7 @@ def test_L7_threads_that_begin_at_once_upload_and_read(after_torch: Callable[...
             thread.join()
         print(wrong)
     """
-    assert after_torch(code).stdout == "[]\n"
+    assert after_a_step(code).stdout == "[]\n"
 
 
 def test_R1_sparse_results_come_in_parts_that_share_what_they_shared(

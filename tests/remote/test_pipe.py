@@ -58,7 +58,7 @@ def test_R1_the_child_begins_when_it_is_needed_and_ends_with_the_executor() -> N
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("last", ["", "raise ValueError", "os._exit(0)"])
-def test_R1_the_child_ends_with_the_program(last: str, after_torch: InPython) -> None:
+def test_R1_the_child_ends_with_the_program(last: str, after_a_step: InPython) -> None:
     code = f"""
         import os, signal, torch, mindtorch
         from mindtorch.engine.execute import values
@@ -66,12 +66,12 @@ def test_R1_the_child_ends_with_the_program(last: str, after_torch: InPython) ->
         print(values.executor().process, flush=True)
         {last}
     """
-    done = after_torch(code, fails="raise" in last, GENIE_EXECUTOR="pipe")
+    done = after_a_step(code, fails="raise" in last, GENIE_EXECUTOR="pipe")
     values, process = done.stdout.split("\n")[:2]
     assert values == "[3.0, 3.0]" and gone(int(process))
 
 
-def test_R1_the_child_ends_in_the_middle_of_a_computation(after_torch: InPython) -> None:
+def test_R1_the_child_ends_in_the_middle_of_a_computation(after_a_step: InPython) -> None:
     code = """
         import os, signal, threading, torch, mindtorch
         from mindtorch.engine.execute import values
@@ -84,7 +84,7 @@ def test_R1_the_child_ends_in_the_middle_of_a_computation(after_torch: InPython)
             a = a @ a
         a.sum().item()
     """
-    assert gone(int(after_torch(code, fails=True, GENIE_EXECUTOR="pipe").stdout))
+    assert gone(int(after_a_step(code, fails=True, GENIE_EXECUTOR="pipe").stdout))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV], ids=lambda s: s.name)
@@ -153,7 +153,7 @@ def test_R3_a_reply_that_is_none_is_refused(pipe: PipeExecutor, monkeypatch: pyt
         pipe.sync()
 
 
-def test_R1_a_fork_leaves_the_pipe_alone(after_torch: InPython) -> None:
+def test_R1_a_fork_leaves_the_pipe_alone(after_a_step: InPython) -> None:
     code = """
         import os, torch, mindtorch
         from torch.utils.data import DataLoader
@@ -171,10 +171,10 @@ def test_R1_a_fork_leaves_the_pipe_alone(after_torch: InPython) -> None:
             x[:4] += batch.to("remote_accelerator:0")
         print(x[:4].tolist())
     """
-    assert after_torch(code, GENIE_EXECUTOR="pipe").stdout == "[4.0, 8.0, 12.0, 16.0]\n"
+    assert after_a_step(code, GENIE_EXECUTOR="pipe").stdout == "[4.0, 8.0, 12.0, 16.0]\n"
 
 
-def test_R1_a_fork_before_the_first_use_has_a_worker_of_its_own(after_torch: InPython) -> None:
+def test_R1_a_fork_before_the_first_use_has_a_worker_of_its_own(after_a_step: InPython) -> None:
     code = """
         import os, sys, torch, mindtorch
         from mindtorch.engine.execute import values
@@ -185,7 +185,7 @@ def test_R1_a_fork_before_the_first_use_has_a_worker_of_its_own(after_torch: InP
         if process:
             assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
     """
-    assert after_torch(code, GENIE_EXECUTOR="pipe").stdout == "[3.0, 3.0]\n" * 2
+    assert after_a_step(code, GENIE_EXECUTOR="pipe").stdout == "[3.0, 3.0]\n" * 2
 
 
 def test_R1_what_the_child_prints_is_no_reply(pipe: PipeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:

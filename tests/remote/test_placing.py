@@ -408,7 +408,7 @@ def test_R5_where_a_record_runs() -> None:
     assert places((0, [], [], [3]), (0, [3], [], [4])) == ([16, 16], [])  # nothing decides about 16 bytes
 
 
-def test_R5_a_program_stays_on_one_worker_up_to_its_last_byte(after_torch: Callable[..., Any]) -> None:
+def test_R5_a_program_stays_on_one_worker_up_to_its_last_byte(after_a_step: Callable[..., Any]) -> None:
     """Of its weights, what it makes, and what else waits there for a reader; in a process where nothing else does."""
     code = """
         import torch, mindtorch
@@ -429,4 +429,4 @@ def test_R5_a_program_stays_on_one_worker_up_to_its_last_byte(after_torch: Calla
                           abs(total - 8 * net.weight.cpu().sum().item()) < 1e-3)
                     del net, x, other
     """
-    assert after_torch(code).stdout == "False True True\nTrue True True\n" * 3
+    assert after_a_step(code).stdout == "False True True\nTrue True True\n" * 3

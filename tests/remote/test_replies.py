@@ -5,8 +5,6 @@ More of them: ``pytest tests/remote/test_replies.py --messages 100000``.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -116,13 +114,10 @@ def test_R3_states_of_generators_that_torch_would_read_beyond() -> None:
     assert not torch_facts.is_state(b"") and not torch_facts.is_state(STATE + b"\0")
 
 
-def test_R3_mutated_replies_never_end_the_program(pytestconfig: pytest.Config) -> None:
+def test_R3_mutated_replies_never_end_the_program(pytestconfig: pytest.Config, forked: Callable[..., Any]) -> None:
     end = pytestconfig.getoption("--messages")
     end = end if end >= 100_000 else end // 160
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", ROOT / "tests" / "remote" / "mutated_replies.py", "0", str(end)],
-        capture_output=True, text=True, timeout=24 * 3600, check=False,
-    )  # fmt: skip
+    done = forked(str(ROOT / "tests" / "remote" / "mutated_replies.py"), "0", str(end), timeout=24 * 3600)
     assert done.returncode == 0, done.stdout[-300:] + done.stderr[-3000:]
     *_, last = done.stdout.splitlines()
     assert "wrong" not in done.stdout, done.stdout

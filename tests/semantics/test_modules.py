@@ -1,8 +1,6 @@
 """L12: module path exact on every op, forward and backward, and torch restored afterwards."""
 
 import gc
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -259,7 +257,7 @@ def test_L12_forward_in_another_thread_backward_here(tracked, Seen):
     assert {ph for _, _, ph in seen.ops[1:]} == {"backward"}
 
 
-def test_L12_install_is_counted_and_restores_torch():
+def test_L12_install_is_counted_and_restores_torch(after_torch):
     # In a process of its own: here an earlier test may have made a lazy tensor, which keeps the tracking installed.
     program = """
 import torch
@@ -281,8 +279,7 @@ semantics.uninstall()
 semantics.uninstall()
 assert state() == before and not semantics.is_installed()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    after_torch(program)
 
 
 def test_L12_log_is_bounded_without_gradients(tracked):

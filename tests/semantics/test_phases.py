@@ -17,7 +17,7 @@ def phase():
     return context.phase_name(context.get_phase())
 
 
-def test_L12_tracking_begins_outside_of_any_phase(after_torch):
+def test_L12_tracking_begins_outside_of_any_phase(after_a_step):
     code = """
         import torch
         from mindtorch.engine import semantics
@@ -29,7 +29,7 @@ def test_L12_tracking_begins_outside_of_any_phase(after_torch):
             print(context.phase_name(context.get_phase()))  # up to a backward: still forward
             semantics.uninstall()
     """
-    assert after_torch(code).stdout.split() == ["other", "forward"] * 2
+    assert after_a_step(code).stdout.split() == ["other", "forward"] * 2
 
 
 def test_L12_training_step_phases(tracked, Seen):
@@ -262,7 +262,7 @@ def test_L12_the_step_of_an_optimizer_around_another_one_is_a_step(tracked, kind
     assert phase() == "forward"
 
 
-def test_L12_an_optimizer_around_another_one_counts_one_step_and_goes_back_to_its_own(after_torch):
+def test_L12_an_optimizer_around_another_one_counts_one_step_and_goes_back_to_its_own(after_a_step):
     code = """
         import torch
         class Around(torch.optim.Optimizer):
@@ -291,10 +291,10 @@ def test_L12_an_optimizer_around_another_one_counts_one_step_and_goes_back_to_it
         print(report["steps"]["count"], [(row["phase"], row["ops"]) for row in ones if row["flops"] == 3 * row["ops"]])
         print(vars(Around)["step"] is before[0], vars(Late)["step"].hooked, vars(Late)["step"].__wrapped__ is before[1])
     """
-    assert after_torch(code).stdout.split("\n")[:2] == ["4 [('optimizer', 2), ('optimizer', 2)]", "True True True"]
+    assert after_a_step(code).stdout.split("\n")[:2] == ["4 [('optimizer', 2), ('optimizer', 2)]", "True True True"]
 
 
-def test_L12_steps_that_raise_end_in_optimizers_from_before_and_torch_gets_its_own_back(after_torch):
+def test_L12_steps_that_raise_end_in_optimizers_from_before_and_torch_gets_its_own_back(after_a_step):
     code = """
         import torch
         from mindtorch.engine import semantics
@@ -310,7 +310,7 @@ def test_L12_steps_that_raise_end_in_optimizers_from_before_and_torch_gets_its_o
             semantics.uninstall()
             print(before == (torch.optim.SGD.step, torch.optim.Optimizer._patch_step_function))
     """
-    assert after_torch(code).stdout.split() == ["other", "True"] * 2
+    assert after_a_step(code).stdout.split() == ["other", "True"] * 2
 
 
 def test_L12_autograd_grad_and_hooks_in_nested_backward(tracked):

@@ -160,7 +160,7 @@ def test_C3_totals_are_those_that_torch_tells(program, each, programs, tmp_path,
         **({} if program.own else {"reference": [sys.executable, reference, str(out["torch"]), *words]}),
         "genie": [sys.executable, "-m", "mindtorch.cli.main", "profile", "--json", str(out["report"]),
                   "--trace", str(out["trace"]), *words],
-    }, program.stdin, programs if words[0] == "-m" else None, True,
+    }, program.stdin, programs if words[0] == "-m" else None,
         **({"REFERENCE_THREADS": "1"} if program.threads else {}))  # fmt: skip
     for which in ran:
         assert ran[which].code == program.code, f"{which}: {ran[which].stderr}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 
 import pytest
@@ -75,19 +74,23 @@ def test_C3_stages_in_processes_of_their_own_are_named_as_not_seen(both):
     assert "what 1 child process ran" in both("subprocess_steps.py", "graph").genie.stderr
 
 
-def test_C1_every_rank_under_torchrun_has_a_report_and_all_have_one(tmp_path, programs, limit):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    genie = ["--no-python", sys.executable, "-m", "mindtorch.cli.main", "profile", "--json", "out.json"]
+#: Runs a program as two ranks, without torchrun, whose processes take seconds to begin.
+RANKS = """
+import os, runpy, socket, sys
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(int(not (other := os.fork())))
+runpy.run_path(sys.argv[1], run_name="__main__")
+sys.exit(other and os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))
+"""
 
-    def ran(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [*torchrun, *words, str(programs / "ddp.py")]
-        return subprocess.run(command, cwd=tmp_path, timeout=limit, text=True, capture_output=True, check=False)
 
-    plain = ran()
-    if plain.returncode:  # torchrun alone, of which one run in hundreds fails on a busy machine
-        print(plain.stderr)
-        plain = ran()
-    under = ran(*genie)
+def test_C1_every_rank_under_torchrun_has_a_report_and_all_have_one(tmp_path, programs, forked):
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python"]
+    genie = [sys.executable, "-m", "mindtorch.cli.main", "profile", "--json", "out.json"]
+    plain = forked("-c", RANKS, str(programs / "ddp.py"), folder=tmp_path)
+    under = forked(*torchrun, *genie, str(programs / "ddp.py"), folder=tmp_path)
     assert plain.returncode == under.returncode == 0, f"{plain.stderr}\n{under.stderr}"
     assert under.stdout.startswith(plain.stdout) and under.stdout.count("genie profile ") < 8  # one report is shown
     assert "rank      0 of 2" in under.stdout

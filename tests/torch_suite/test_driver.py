@@ -38,7 +38,7 @@ def run(*arguments: Any) -> tuple[str, dict[str, int]]:
 def test_L7_every_outcome_is_told_beside_the_cpus(folder: Path, tmp_path: Path) -> None:
     reasons = tmp_path / "reasons.toml"
     reasons.write_text('[[reason]]\nwhy = "says cpu"\ntests = ["test_sample::TestSampleCPU.test_excused_*"]\n')
-    printed, row = run(folder, "--timeout", 8, "--results", tmp_path / "kept", "--reasons", reasons)
+    printed, row = run(folder, "--timeout", 4, "--results", tmp_path / "kept", "--reasons", reasons)
     assert row == {
         "passed": 4,
         "differs": 1,
