@@ -14,7 +14,7 @@ from .interpreter cimport mt_binary, mt_copy, mt_subscript
 from .keys cimport asks_first, encode_vector, is_ours, somebody_asks_first
 from .lazy cimport type_of
 from .registry cimport info_of
-from .shortcuts cimport shortcut
+from .shortcuts cimport first
 
 cdef extern from *:
     """
@@ -124,7 +124,7 @@ def make_short(func):
         raise ValueError(f"[make_short] expected a method that gives a view or writes, got {info.name}")
 
     def method(self, *args, **kwargs):
-        out = shortcut(info, (self,) + args, <dict>kwargs if kwargs else None)
+        out = first(info, (self,) + args, <dict>kwargs if kwargs else None)
         if out is not NOT_RECORDED:
             return out
         return func(self, *args, **kwargs)
@@ -139,7 +139,7 @@ cdef OpInfo getitem = None
 
 
 cdef object subscript(object self, object index):
-    out = shortcut(getitem, (self, index), None)
+    out = first(getitem, (self, index), None)
     return torchs_subscript(self, index) if out is NOT_RECORDED else out
 
 

@@ -6,6 +6,7 @@ from .intern cimport OpInfo
 # Do what the call came to the last time: one write, or views of one tensor. NOT_RECORDED: that is not known, or torch
 # has to see the call.
 cdef object shortcut(OpInfo info, tuple args, dict kwargs)
+cdef object first(OpInfo info, tuple args, dict kwargs)        # the same, before torch comes to ask
 
 # Remember what the call that was encoded before came to. `since`: where its first record stands, `version`: what
 # `version_of` said before. `out`: what it gave.

@@ -2,9 +2,9 @@
 
 Views, writes and conversions go through torch's layers down to the dispatch level, as autograd counts versions and says
 which tensor is a view of which. For the same method, arguments and metadata they come to the same there: views of one
-tensor, one write, one new tensor, or the tensor itself. So the first call goes torch's way, and what it has recorded is
-remembered by the call's key. From then on the records are made at once; a view is made by torch's own operator
-(native_views.pyx), a write without gradient advances the version.
+tensor, one write, one new tensor, or the tensor itself. So a call goes torch's way twice, and what the second time has
+recorded is remembered by the call's key. From then on the records are made at once; a view is made by torch's own
+operator (native_views.pyx), a write without gradient advances the version.
 
 Nothing is remembered of calls that read values, run something or record anything else. Modes, transforms, forward-mode
 AD and inference mode go torch's way.
@@ -14,7 +14,7 @@ from cpython.object cimport PyObject
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcmp, memcpy, memset
 
 from .context cimport current_location, current_module, current_phase
 from .intern cimport RETURNS_TENSOR, OpInfo, hash_key, sig_alias, sig_key, sig_out_meta, sig_written
@@ -34,6 +34,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     PLACES = 2048
+    MET = 4096
     MAX_VIEWS = 4              # that one call makes, one of the other
     NO_ALIAS = 0xFFFF
     SLICE = 0xF0               # no tag of a template: keys here are not read back
@@ -52,10 +53,13 @@ cdef struct Way:
     # … the views, the key
 
 cdef Way *ways[PLACES]
+cdef uint32_t met[MET]         # hashes of calls that were made once: what is remembered pays from the third on
 cdef uint64_t evictions = 0
 cdef size_t held = 0           # bytes
 cdef int busy = 0              # ways are in use
 cdef bint may_remember = False
+cdef OpInfo asked = None       # by a method, before torch asks about the same call
+cdef uint32_t asked_serial = 0
 cdef bint certain = False      # of the encoded call: nothing that it gives can have a gradient
 cdef bint usable = False
 cdef Tape tape = None
@@ -90,8 +94,9 @@ def remembered():
 
 
 def forget():
-    """Let all calls go torch's way once more."""
+    """Let all calls go torch's way once more, as if they had not been made."""
     clear()
+    memset(met, 0, sizeof(met))
 
 
 cdef inline View *views_of(Way *w) noexcept:
@@ -184,10 +189,21 @@ cdef bint is_seen_by_torch(tuple args) except -1:
     return False
 
 
+cdef object first(OpInfo info, tuple args, dict kwargs):
+    global asked, asked_serial
+    out = shortcut(info, args, kwargs)
+    if out is NOT_RECORDED:
+        asked, asked_serial = info, K.serial
+    return out
+
+
 cdef object shortcut(OpInfo info, tuple args, dict kwargs):
-    global may_remember, certain
+    global may_remember, certain, asked
     cdef Way *w
-    cdef uint32_t i
+    cdef uint32_t i, hash
+    if asked is info and asked_serial == K.serial:
+        asked = None                           # the method has asked: no other call was looked at since
+        return NOT_RECORDED
     may_remember = False
     if not usable or is_seen_by_torch(args) or not is_encoded(info, args, kwargs):
         return NOT_RECORDED
@@ -195,8 +211,11 @@ cdef object shortcut(OpInfo info, tuple args, dict kwargs):
     certain = not (grad_mode() and K.uncertain)
     if tape.interner.evictions != evictions:
         clear()
-    w = find(hash_key(K.buf, <uint32_t>K.n))
-    may_remember = w == NULL
+    hash = hash_key(K.buf, <uint32_t>K.n)
+    w = find(hash)
+    if w == NULL:
+        may_remember = met[hash & (MET - 1)] == hash
+        met[hash & (MET - 1)] = hash
     if w == NULL or w.kind == TORCHS or (w.kind >= NEW and not certain):
         return NOT_RECORDED
     if w.kind == SAME:

@@ -31,7 +31,7 @@ def data() -> torch.Tensor:
 @pytest.mark.parametrize("name", METHODS)
 def test_S1_a_method_is_recorded_whole_and_as_eager(name: str) -> None:
     lazy, call = data().to(LAZY), CALLS[name]
-    call(lazy)
+    call(lazy), call(lazy)
     whole, apart = intercept.counts()
     found = call(lazy)
     assert intercept.counts() == (whole + (3 if name == "bmm" else 1), apart)  # with its views

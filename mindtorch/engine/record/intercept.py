@@ -63,6 +63,7 @@ def describe(func: Any, dispatch: bool) -> Any:
     writes = in_place and not dispatch
     view = not dispatch and (func is torch.Tensor.__getitem__ or ops.about(plain_name).tag == "view")
     repeats = kind == _intern.PASS and isinstance(func, _COMPILED) and plain_name.startswith("aten::")
+    repeats = repeats and plain_name != "aten::numpy_T"  # which warns, of tensors that are no matrices
     info = _intern.OpInfo(
         func,
         plain_name,
