@@ -96,6 +96,13 @@ def shorten(func, OpInfo info):
 mt_try = attempt
 
 
+cdef object named_as(object method, object func):
+    """`method`, which stands for torch's `func`, with its name and words."""
+    method.__name__, method.__qualname__, method.__doc__ = func.__name__, func.__qualname__, func.__doc__
+    method.__wrapped__ = func
+    return method
+
+
 def make_method(func):
     """As intercept.make_operator, for method `func` of torch's, which is recorded, and is no view."""
     cdef OpInfo info = info_of(func, False)
@@ -112,9 +119,7 @@ def make_method(func):
                 return out
         return func(self, *args, **kwargs)
 
-    method.__name__, method.__qualname__, method.__doc__ = func.__name__, func.__qualname__, func.__doc__
-    method.__wrapped__ = func
-    return method
+    return named_as(method, func)
 
 
 def make_short(func):
@@ -129,9 +134,7 @@ def make_short(func):
             return out
         return func(self, *args, **kwargs)
 
-    method.__name__, method.__qualname__, method.__doc__ = func.__name__, func.__qualname__, func.__doc__
-    method.__wrapped__ = func
-    return method
+    return named_as(method, func)
 
 
 cdef mt_binary torchs_subscript = NULL

@@ -14,6 +14,7 @@ from .context cimport PHASE_CANDIDATE
 from .intern cimport OpInfo, set_world as _set_world, sig_key, sig_out_meta, sig_written as sig_writes
 from .interpreter cimport MT_SET_SLOT, MT_SLOT, mt_slot_offset
 from .ledger cimport listening, note_memory, settle
+from .local_state cimport no_keys
 from .replay cimport again, plan_segment
 from .structs cimport (
     MAX_HANDLES, META_CONJ, META_NEG, SIG_RANDOM, SIG_VIEW, SLOT_FAILED, SLOT_GRAD, SLOT_PENDING, SLOT_USED,
@@ -142,7 +143,7 @@ cdef object wrap(uint32_t slot, uint32_t meta, bint no_grad, Record *r, const vo
     m = &tape.interner.metas[meta]
     bits = m.bits
     if keeping:
-        inference = PyObject_CallNoArgs(inference_enabled)
+        inference = not no_keys() and PyObject_CallNoArgs(inference_enabled)
         t = take(tape, meta, inference)
         if t is not None:
             give_handle(t, h)

@@ -10,8 +10,9 @@ cdef extern from *:
     ctypedef struct mt_key_sets:
         uint64_t included, excluded
 
-cdef bint reads_keys() noexcept                # can this thread's dispatch keys be read? Else: no_keys() is False
-cdef mt_key_sets *keys() noexcept              # those, each bit the other way round where it is another than by default
+# This thread's dispatch keys, each bit the other way round where it is another than by default. NULL: they cannot be
+# read, and no_keys() is False.
+cdef mt_key_sets *keys() noexcept
 cdef bint no_keys() noexcept                   # all as by default: no dispatch mode, autocast, transform, tracer …
 
 # As torch's own functions say; these run no Python code.

@@ -87,10 +87,6 @@ def stop():
     mt_close()
 
 
-cdef bint reads_keys() noexcept:
-    return mt_keys() != NULL
-
-
 cdef mt_key_sets *keys() noexcept:
     return mt_keys()
 

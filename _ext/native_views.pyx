@@ -5,15 +5,15 @@ autograd, creation mode), where the dispatch to the wrapper's class is passed ov
 is to the program is torch's answer then, at the price of a view of a plain tensor.
 
 The operators are called by the names that torch's libraries export (`at::_ops::view::call`), which say the types of
-their arguments. `start` finds them, and `tried` compares each with torch's own on a plain tensor. What is not there, or
-is not the same, is dispatched as ever.
+their arguments. `start` finds them; before a call is remembered, shortcuts.pyx compares what they make of a tensor on
+meta with what torch's way has recorded. What is not there, or is not the same, is dispatched as ever.
 """
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 from libc.stdint cimport int64_t, uint64_t
 
 from .kept_wrappers cimport keys_of
-from .local_state cimport keys, no_keys, reads_keys
+from .local_state cimport keys, no_keys
 
 cdef extern from *:
     """
@@ -116,7 +116,7 @@ def start(find, plain, wrapper, below_autograd):
     """
     global wrap_, new_cell, delete_cell, to_classes, to_autograd
     cdef list others = list(map(find, OTHERS))
-    if not all(others) or not reads_keys() or keys_of(<PyObject *>wrapper) == NULL:
+    if not all(others) or keys() == NULL or keys_of(<PyObject *>wrapper) == NULL:
         return False
     to_classes = keys_of(<PyObject *>wrapper)[0] & ~keys_of(<PyObject *>plain)[0]
     with below_autograd:
@@ -129,11 +129,6 @@ def start(find, plain, wrapper, below_autograd):
         if address:
             calls[operator] = how, address
     return bool(calls)
-
-
-def stop():
-    """Make no more views: each is dispatched, as ever."""
-    calls.clear()
 
 
 cdef bint describe(View *view, str name, tuple args) except -1:
@@ -157,7 +152,9 @@ cdef bint describe(View *view, str name, tuple args) except -1:
         first, second = list(args[0]), list(args[1])
         view.set_a = len(args) > 2 and args[2] is not None
     else:
-        first = list(args) + [0, 0, 1][:0 if how < THREE else 3][len(args):]
+        first = list(args)
+        if how == THREE:
+            first += [0, 0, 1][len(first):]    # as a diagonal has them
         if len(first) != how:
             return False
     view.call = <void *><size_t>address

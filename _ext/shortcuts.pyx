@@ -24,7 +24,7 @@ from .keys cimport OK, Key, asks_first, current_key, encode, encode_call, room, 
 from .lazy cimport class_of_results, contiguous, get_tape, give_handle, handle_of, type_of
 from .native_views cimport View, describe, make
 from .overlap cimport refused_overlap
-from .structs cimport REC_GRAD, SIG_FORGOTTEN, SIG_RANDOM, SIG_VIEW, SIG_WRITES, Record, SigS
+from .structs cimport NO_PLACE, REC_GRAD, SIG_FORGOTTEN, SIG_RANDOM, SIG_VIEW, SIG_WRITES, Record, SigS
 from .tape cimport Handle, Tape, new_handle, rec_floats, rec_ins, rec_outs, sig_floats
 from .template cimport decode_call, n_floats
 from .view_chains cimport is_long
@@ -135,13 +135,13 @@ cdef bint is_encoded(OpInfo info, tuple args, dict kwargs) except -1:
     cdef PyObject *index
     cdef Py_ssize_t k
     if info.func is not getitem:
-        return encode_call(info, args, kwargs) == OK and 0 <= K.device < 1000
+        return encode_call(info, args, kwargs) == OK and 0 <= K.device < NO_PLACE
     if PyTuple_GET_SIZE(args) != 2 or kwargs:
         return False
     room(64)
     start(info, 2, 0)
     index = PyTuple_GET_ITEM(args, 1)
-    if encode(PyTuple_GET_ITEM(args, 0), 0) != OK or not 0 <= K.device < 1000:
+    if encode(PyTuple_GET_ITEM(args, 0), 0) != OK or not 0 <= K.device < NO_PLACE:
         return False
     if type(<object>index) is not tuple:
         return is_index(index)

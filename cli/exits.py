@@ -9,7 +9,7 @@ import click
 if TYPE_CHECKING:
     from mindtorch.program.outcome import Outcome
 
-__all__ = ["BY_SIGINT", "BY_SIGTERM", "ENDS_WITH_THE_COMMAND", "exit_code"]
+__all__ = ["BY_SIGINT", "BY_SIGTERM", "ENDS_WITH_THE_COMMAND", "exit_code", "interruption"]
 
 #: What click's context holds where the process ends with the command.
 ENDS_WITH_THE_COMMAND = "the process ends with the command"
@@ -17,6 +17,11 @@ ENDS_WITH_THE_COMMAND = "the process ends with the command"
 BY_SIGINT = 130 | 1 << 8
 #: Where it is to end by SIGTERM, as the program would have.
 BY_SIGTERM = 143 | 1 << 8
+
+
+def interruption(outcome: Outcome) -> str:
+    """What ended a program that was interrupted."""
+    return "ended by SIGTERM" if outcome.terminated else "interrupted"
 
 
 def exit_code(outcome: Outcome) -> int:

@@ -14,7 +14,7 @@ from mindtorch.base.ranks import Rank
 from mindtorch.program.program import split_argument
 
 from .apart import left_alone, numbers_marked, writes_nothing
-from .exits import exit_code
+from .exits import exit_code, interruption
 from .how_far import note
 from .in_child import made
 from .output import OutputFile, output_options
@@ -253,8 +253,7 @@ def command(
         if not file.is_stdout:
             click.echo(f"genie: wrote {file.name}", err=True)
     if outcome.interrupted:
-        ended = "ended by SIGTERM" if outcome.terminated else "interrupted"
-        click.echo(f"genie: {ended}; the graph covers what ran until then", err=True)
+        click.echo(f"genie: {interruption(outcome)}; the graph covers what ran until then", err=True)
     elif outcome.exit_code:
         click.echo(f"genie: {program.argument} ended with exit code {outcome.exit_code}", err=True)
         hint_torch_npu(outcome.error)

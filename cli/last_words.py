@@ -9,7 +9,7 @@ import click
 
 from mindtorch.program import blame
 
-from .exits import exit_code
+from .exits import exit_code, interruption
 from .program import hint_torch_npu
 from .units import counted
 
@@ -28,8 +28,7 @@ def last_words(program: Program, outcome: Outcome, report: dict[str, Any], optio
     if program.is_model:
         say_whose(program, outcome)
     if outcome.interrupted:
-        ended = "ended by SIGTERM" if outcome.terminated else "interrupted"
-        click.echo(f"genie: {ended}; the report covers what ran until then", err=True)
+        click.echo(f"genie: {interruption(outcome)}; the report covers what ran until then", err=True)
     elif outcome.exit_code and not program.is_model:
         ended = f"genie: {program.argument} ended with exit code {outcome.exit_code}"
         if ran_anything(report) and not worth_showing(outcome, report):

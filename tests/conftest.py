@@ -415,6 +415,16 @@ def after_a_step(forked: Forked) -> Forked:
 
 
 @pytest.fixture
+def no_call_remembered() -> Iterator[None]:
+    """Every call goes torch's way, as if none had been made; those of this test are forgotten, too."""
+    from mindtorch._ext import shortcuts
+
+    shortcuts.forget()
+    yield
+    shortcuts.forget()
+
+
+@pytest.fixture
 def nothing_pending() -> Iterator[None]:
     """What one test left to fail must not fail in the next."""
     import mindtorch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,14 +11,7 @@ import torch
 from mindtorch._ext import intercept, shortcuts
 
 LAZY = "remote_accelerator:0"
-LIMITS = (64 << 20, 16 << 20)
-
-
-@pytest.fixture(autouse=True)
-def _from_nothing() -> Iterator[None]:
-    shortcuts.forget()
-    yield
-    shortcuts.forget()
+pytestmark = pytest.mark.usefixtures("no_call_remembered")
 
 
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

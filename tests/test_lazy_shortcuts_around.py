@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,13 +17,7 @@ from mindtorch.engine.execute import values
 
 LAZY = "remote_accelerator:0"
 LIMITS = (64 << 20, 16 << 20)
-
-
-@pytest.fixture(autouse=True)
-def _from_nothing() -> Iterator[None]:
-    shortcuts.forget()
-    yield
-    shortcuts.forget()
+pytestmark = pytest.mark.usefixtures("no_call_remembered")
 
 
 def calls(t: torch.Tensor) -> torch.Tensor:

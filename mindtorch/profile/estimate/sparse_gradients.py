@@ -27,12 +27,10 @@ _below: Any = torch._C._disabled_torch_function_impl
 _names: dict[Any, str] = {}  # of calls in the ledger
 
 
-class SparseGradient(torch.Tensor):
-    """A table's gradient, at ``_place``. _held: indices and values, tensors of ours; _merged: it is coalesced."""
+class AtPlace(torch.Tensor):
+    """What says that it is at ``_place``."""
 
     _place: int
-    _held: tuple[torch.Tensor, torch.Tensor]
-    _merged: bool
 
     @property
     def device(self) -> Any:  # type: ignore[override]
@@ -46,12 +44,19 @@ class SparseGradient(torch.Tensor):
     def is_cuda(self) -> bool:  # type: ignore[override]
         return bool(self.device.type == "cuda")
 
+    def get_device(self) -> int:
+        return -1 if self.device.index is None else int(self.device.index)
+
+
+class SparseGradient(AtPlace):
+    """A table's gradient. _held: indices and values, tensors of ours; _merged: it is coalesced."""
+
+    _held: tuple[torch.Tensor, torch.Tensor]
+    _merged: bool
+
     @property
     def is_meta(self) -> bool:  # type: ignore[override]
         return False
-
-    def get_device(self) -> int:
-        return -1 if self.device.index is None else int(self.device.index)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return (f"tensor(..., size={tuple(self.shape)}, nnz={_rows(self)}, device='{self.device}', "

@@ -21,7 +21,7 @@ from ..._ext import lazy as _core
 from ...base.errors import UnsupportedOperationError
 from ...base.patching import Patch, existing
 from ...devices import mode
-from ...devices.lazy_device import device_at, place_of
+from ...devices.lazy_device import place_of
 from ...engine.record import intercept, mixing, predict
 from ...engine.record.arguments import tensors_in, to_options
 from ...engine.record.mixing import SPARSE
@@ -48,30 +48,14 @@ def patches() -> list[Patch]:
 
 
 # ---- what they are ---------------------------------------------------------------------------------------------------
-class KnownSparse(torch.Tensor):
-    """A sparse tensor of the CPU's that says that it is at ``_place``.
+class KnownSparse(sparse_gradients.AtPlace):
+    """A sparse tensor of the CPU's.
 
     _held: tensors without data of the size of its parts, so that they are counted where it is.
     """
 
     _is_mindtorchs = True
-    _place: int
     _held: tuple[Any, ...]
-
-    @property
-    def device(self) -> Any:  # type: ignore[override]
-        return device_at(self._place)
-
-    @property
-    def is_cpu(self) -> bool:  # type: ignore[override]
-        return bool(self.device.type == "cpu")
-
-    @property
-    def is_cuda(self) -> bool:  # type: ignore[override]
-        return bool(self.device.type == "cuda")
-
-    def get_device(self) -> int:
-        return -1 if self.device.index is None else int(self.device.index)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
