@@ -65,6 +65,9 @@ COMPILE += ["-fno-strict-aliasing", "-Wno-unused-function"]
 if os.name == "nt":
     COMPILE, LINK = ["/O2"], []
 
+#: Compiled as C++, where there is a compiler of it: what they make faster is slower elsewhere.
+CXX = {"catching"}
+
 PACKAGES = (
     find_packages(str(ROOT), include=["mindtorch", "mindtorch.*"])
     + ["mindtorch._ext", "mindtorch.cli"]
@@ -118,7 +121,10 @@ class BuildExt(build_ext):
         os.chdir(mirror)  # so that tracebacks say "mindtorch/_ext/tape.pyx"
         try:
             made = cythonize(
-                [Extension(ext.name, [f"mindtorch/_ext/{Path(ext.sources[0]).name}"]) for ext in self.extensions],
+                [
+                    Extension(ext.name, [f"mindtorch/_ext/{Path(ext.sources[0]).name}"], language=ext.language)
+                    for ext in self.extensions
+                ],
                 compiler_directives=DIRECTIVES,
                 include_path=["."],
                 annotate="annotate" in OPTIONS,
@@ -178,6 +184,8 @@ setup(
             depends=sorted(f"_ext/{pxd.name}" for pxd in (ROOT / "_ext").glob("*.pxd")),
             extra_compile_args=COMPILE,
             extra_link_args=LINK,
+            language="c++" if path.stem in CXX else "c",
+            optional=path.stem in CXX,
         )
         for path in sorted((ROOT / "_ext").glob("*.pyx"))
     ],

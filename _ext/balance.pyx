@@ -19,6 +19,7 @@ from mindtorch._ext.stretches cimport (
     CUDA_GRAIN, NO_STRETCH, NPU_PADDING, OUTLIVED, Stretch, stretch_of, unless_it_dies,
 )
 from mindtorch._ext.structs cimport SLOT_FAILED, SLOT_PENDING, Slot
+from mindtorch._ext.native_calls cimport object_of
 from mindtorch._ext.tape cimport Handle
 from mindtorch._ext.sizes cimport MT_ASSERT
 from mindtorch._ext.timeline cimport EventLog, Timeline
@@ -142,7 +143,7 @@ cdef class Balance:
             slot = h.tape.slot(h.slot)
             if slot.flags & (SLOT_PENDING | SLOT_FAILED):
                 return tensor.nbytes if slot.root == h.slot else 0
-            tensor = <object> slot.concrete
+            tensor = object_of(slot)
         try:
             storage = self.storage_of(tensor)
             key = <uintptr_t> <void *> storage     # one Python object per storage, for as long as that lives
@@ -239,7 +240,7 @@ cdef class Balance:
         if h is not None:
             if h.tape.interner.metas[h.meta].device < 0 or h.tape.slot(h.slot).flags & (SLOT_PENDING | SLOT_FAILED):
                 return
-            tensor = <object> h.tape.slot(h.slot).concrete
+            tensor = object_of(h.tape.slot(h.slot))
         try:
             storage = self.storage_of(tensor)
         except (RuntimeError, NotImplementedError, AttributeError, ValueError):

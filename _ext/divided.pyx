@@ -2,6 +2,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from .intern cimport SigS, sig_out_meta, sig_written
+from .native_calls cimport object_of
 from .replay cimport Segment, place_of
 from .structs cimport REC_GRAD, SIG_RANDOM, SLOT_FAILED, SLOT_PENDING, Record, Slot
 from .tape cimport Tape, rec_ins, rec_outs
@@ -68,7 +69,7 @@ def facts(Segment segment):
             if found is not None:
                 left[n] = found - 1
             elif not slot.flags & (SLOT_PENDING | SLOT_FAILED) and slot.concrete and slot.root not in begins:
-                begins[slot.root] = <object>slot.concrete
+                begins[slot.root] = object_of(slot)
         for i in range(s.n_out):
             n = rec_outs(r, s)[i]
             slot = tape.slot(n)

@@ -17,6 +17,7 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 from .intern cimport OpInfo, ref, sig_key, sig_out_meta, sig_written, unref
+from .native_calls cimport object_of
 from .replay cimport Segment
 from .structs cimport REC_GRAD, REC_RUNNING, SIG_RANDOM, SIG_VIEW, MetaS, Record, SigS, Slot
 from .tape cimport Tape, floats_at, rec_floats, rec_ins, rec_outs, sig_floats
@@ -303,7 +304,7 @@ def encode(Segment segment):
                 if found is None:
                     found = index[n] = 2 * len(given)
                     slot = tape.slot(n)
-                    given.append((<object>slot.concrete, slot.root))
+                    given.append((object_of(slot), slot.root))
                     given_metas.append(holes[i])
                 elif n in users:
                     users[n] -= 1

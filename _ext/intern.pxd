@@ -17,6 +17,14 @@ cdef inline uint8_t *sig_key(SigS *s) noexcept:
     return sig_written(s) + s.n_in
 
 
+# Below these values, `native` says how often a call has run that has none yet; NO_NATIVE: it will never have one.
+cdef enum:
+    NO_NATIVE = 4095           # no object is there
+
+cdef inline bint has_native(SigS *s) noexcept:
+    return <size_t>s.native > NO_NATIVE
+
+
 cdef class Interner:
     cdef MetaS *metas
     cdef SigS **sigs

@@ -22,6 +22,7 @@ from .structs cimport (
     MAX_INPUTS, MAX_SIGS, SIG_BLIND, SIG_FOLDS, SIG_FORGOTTEN, SIG_HIT, SIG_RANDOM, SIG_SMALL, SIG_VERIFIED, SIG_VIEW,
     SIG_WRITES, MetaS, SigS,
 )
+from .native_calls cimport NativeCall
 from .template cimport hole_metas
 
 cdef extern from "Python.h":
@@ -115,6 +116,8 @@ cdef class Interner:
         if s.ret:
             Py_DECREF(<object>s.ret)
         self.bytes -= self.sig_bytes(s)
+        if has_native(s):
+            Py_DECREF(<object>s.native)
         free(s)
         self.sigs[sid] = NULL
         self.used_sigs -= 1
@@ -129,7 +132,8 @@ cdef class Interner:
         self.used_metas -= 1
 
     cdef uint32_t sig_bytes(self, SigS *s) noexcept:
-        return <uint32_t>(sizeof(SigS) + 6 * <uint32_t>s.n_out + s.n_in + s.keylen)
+        cdef size_t n = sizeof(SigS) + 6 * <size_t>s.n_out + s.n_in + s.keylen
+        return <uint32_t>(n + (<NativeCall>s.native).nbytes if has_native(s) else n)
 
     # ---- metadata ----------------------------------------------------------------------------------------------
     cdef uint32_t meta_id(self, object dtype, object size, object stride, int64_t offset, int16_t device,
@@ -312,7 +316,7 @@ cdef class Interner:
             (<OpInfo>info).named = True
             Py_INCREF(info)            # for good: keys and records name it by its address
         s.info = <PyObject *>info
-        s.ret = NULL
+        s.native = s.ret = NULL
         if ret is not None:
             Py_INCREF(ret)
             s.ret = <PyObject *>ret
@@ -344,7 +348,7 @@ cdef class Interner:
         cdef SigS *s = self.sigs[old]
         cdef uint32_t sid = self.find_sig(sig_key(s), s.keylen, s.hash)
         cdef SigS *copy
-        cdef size_t size = self.sig_bytes(s)
+        cdef size_t size = sizeof(SigS) + 6 * <size_t>s.n_out + s.n_in + s.keylen
         if sid and sid != old:
             return sid
         copy = <SigS *>malloc(size)
@@ -358,6 +362,7 @@ cdef class Interner:
         memcpy(copy, s, size)
         if copy.ret:
             Py_INCREF(<object>copy.ret)
+        copy.native = NULL
         copy.refs = 0
         copy.flags &= ~(SIG_VERIFIED | SIG_FORGOTTEN)
         s.flags |= SIG_FORGOTTEN

@@ -15,6 +15,7 @@ from .intern cimport OpInfo, set_world as _set_world, sig_key, sig_out_meta, sig
 from .interpreter cimport MT_SET_SLOT, MT_SLOT, mt_slot_offset
 from .ledger cimport listening, note_memory, settle
 from .local_state cimport no_keys
+from .native_calls cimport object_of
 from .replay cimport again, plan_segment
 from .structs cimport (
     MAX_HANDLES, META_CONJ, META_NEG, SIG_RANDOM, SIG_VIEW, SLOT_FAILED, SLOT_GRAD, SLOT_PENDING, SLOT_USED,
@@ -313,7 +314,7 @@ def unshare(Handle h):
     cdef uint32_t old = h.slot
     if s.handles <= 1 and not s.users:
         return
-    value = <object>s.concrete if s.concrete else None
+    value = object_of(s) if s.concrete else None
     if tape.interner.metas[h.meta].device < 0:
         value = None           # what is known of it is its root's
     h.slot = tape.hold(None if value is None else value.detach(), s.root)
@@ -364,7 +365,7 @@ def value(Handle h):
         raise again(<object>s.concrete)
     if s.flags & SLOT_PENDING:
         return None
-    return <object>s.concrete
+    return object_of(s)
 
 
 def computed():
@@ -376,7 +377,7 @@ def computed():
     while i < tape.n_slots:
         s = tape.slot(i)
         if s.flags & SLOT_USED and not s.flags & (SLOT_PENDING | SLOT_FAILED) and s.concrete:
-            value = <object>s.concrete     # first: what follows makes objects, and slots may die then
+            value = object_of(s)           # first: what follows makes objects, and slots may die then
             if value is not None:
                 out.append((i, value))
         i += 1

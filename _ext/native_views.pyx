@@ -131,6 +131,16 @@ def start(find, plain, wrapper, below_autograd):
     return bool(calls)
 
 
+def facts(plain):
+    """(address of what makes a Python object of a C++ tensor, word of that in which its dispatch keys are, those of
+    `plain`, those by which operators come to autograd's part that makes nodes); None where there are no views.
+    """
+    cdef uint64_t *found = keys_of(<PyObject *>plain)
+    if wrap_ == NULL or found == NULL:
+        return None
+    return <size_t>wrap_, found - (<uint64_t **>MT_ON(<PyObject *>plain))[0], found[0], to_autograd
+
+
 cdef bint describe(View *view, str name, tuple args) except -1:
     cdef object found = calls.get(name)
     cdef list first, second = []

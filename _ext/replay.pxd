@@ -2,7 +2,7 @@ from cpython.ref cimport PyObject
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from .forms cimport Form, Step
-from .intern cimport SigS
+from .intern cimport OpInfo, SigS
 from .structs cimport Record
 from .tape cimport Tape, Vec
 
@@ -33,6 +33,10 @@ cdef class Segment:
     cdef Segment _part(self)
     cdef object _call(self, Record *r, SigS *s)
     cdef void _note_fresh(self, Record *r, SigS *s) noexcept
+    cdef bint _overwrites(self, Record *r, SigS *s, OpInfo info) noexcept
+    cdef bint _run_native(self, Record *r, SigS *s, PyObject **inputs)
+    cdef void _put_value(self, uint32_t number, PyObject *value) noexcept
+    cdef int _look_for_native(self, Record *r, SigS *s, PyObject **inputs, native) except -1
     cdef PyObject *_step(self, Form form, SigS *s) noexcept
     cdef object _share(self, Step step, Record *r, SigS *s)
     cdef void _keep(self, Form form) noexcept

@@ -10,7 +10,11 @@ from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
 from .forms cimport Form, Forms, Step
-from .intern cimport RETURNS_NOTHING, RETURNS_TENSOR, OpInfo, SigS, sig_alias, sig_key, sig_out_meta, sig_written
+from .intern cimport (
+    NO_NATIVE, RETURNS_NOTHING, RETURNS_TENSOR, OpInfo, SigS, has_native, sig_alias, sig_key, sig_out_meta, sig_written,
+)
+from .local_state cimport function_modes, no_keys
+from .native_calls cimport MT_MOST_RESULTS, NativeCall, bare, is_bare, object_of, release
 from .signals cimport interrupts
 from .structs cimport (
     REC_GRAD, REC_PENDING, REC_RUNNING, SIG_FORGOTTEN, SIG_RANDOM, SIG_VERIFIED, SIG_VIEW, SIG_WRITES, SLOT_FAILED,
@@ -27,12 +31,23 @@ cdef enum:
     MAX_ARGS = 64
 
 
-cdef uint64_t[3] otherwise           # calls made by a shorter way, results in an input's memory, bytes of those
+cdef size_t often = 200              # times that a call has run when a native one is made, which takes as long as 500
+cdef uint64_t[4] otherwise           # calls made by a shorter way, results in an input's memory, bytes of those; native
 
 
 def calls_otherwise():
-    """(calls by a shorter way, calls whose results took the memory of an input that nothing else needed, its bytes)"""
-    return otherwise[0], otherwise[1], otherwise[2]
+    """(calls by a shorter way, those whose results took the memory of an input that nothing else needed, its bytes,
+    those made without Python)
+    """
+    return otherwise[0], otherwise[1], otherwise[2], otherwise[3]
+
+
+def native_after(size_t times):
+    """Let calls that have run so often be made without Python, 4000 at most. Returns the number before."""
+    global often
+    before = often
+    often = min(times, <size_t>(NO_NATIVE - 1))
+    return before
 
 
 cdef object again(object failure):
@@ -174,7 +189,7 @@ cdef class Segment:
         return self.seqs.n
 
     def run(self, device, verify, on_error, set_grad, generator, states, observer=None, Forms forms=None,
-            bint in_place=False):
+            bint in_place=False, native=None):
         """Run the records in program order on `device`, storing results in the tape's slots.
 
         set_grad(bool) sets torch's grad mode; the caller restores it;
@@ -184,6 +199,7 @@ cdef class Segment:
         on_error(sequence number, exception) -> exception to raise (and keep in the failed values).
         observer(sequence number, start, end), if given, gets each op's time in ns (time.perf_counter_ns);
         forms, if given: what is known of segments that came before; in_place: may results take their inputs' memory?
+        native(call, tensors, floats) -> NativeCall, or None where it makes none for the interned call of that number.
         An op that fails leaves everything before it computed, takes what depends on it with it (see _fail), and leaves
         everything else after it pending. So does an interrupt, which takes nothing with it
         (a signal handler that raises, whatever it raises): it gets its chance between ops, and where Python code is
@@ -252,14 +268,28 @@ cdef class Segment:
                         states[rng] = get_state()
                     set_state(result)
                     rng = s.device
+                step = self._step(form, s) if form is not None else NULL
+                if native is not None and not step and s.flags & SIG_VERIFIED and observer is None:
+                    if has_native(s):
+                        if self._run_native(r, s, inputs):
+                            otherwise[3] += 1
+                            if (<OpInfo>s.info).fresh:
+                                self._note_fresh(r, s)
+                            self._finish(seq, r)
+                            continue
+                    elif <size_t>s.native != NO_NATIVE and not s.flags & SIG_RANDOM:
+                        self._look_for_native(r, s, inputs, native)
                 if observer is not None:
                     started = perf_counter_ns()
                 try:
+                    for k in range(s.n_in):
+                        if is_bare(inputs[k]):
+                            object_of(tape.slot(rec_ins(r)[k]))
+                            inputs[k] = tape.slot(rec_ins(r)[k]).concrete
                     if n_floats:
                         numbers = floats_at(rec_floats(r, s), n_floats)
                         for k in range(n_floats):
                             inputs[s.n_in + k] = <PyObject *>PyTuple_GET_ITEM(numbers, k)
-                    step = self._step(form, s) if form is not None else NULL
                     if not step:
                         result = _invoke(s, self._call(r, s), inputs, device)
                     elif (<Step>step).call is not None:
@@ -330,31 +360,35 @@ cdef class Segment:
             for i in range(s.n_out):
                 slot = self.tape.slot(rec_outs(r, s)[i])
                 if rec_outs(r, s)[i] in self.wanted and not slot.flags & (SLOT_FAILED | SLOT_PENDING):
-                    self.wanted[rec_outs(r, s)[i]] = <object>slot.concrete
+                    self.wanted[rec_outs(r, s)[i]] = object_of(slot)
         except MemoryError:
             return
 
     cdef object _call(self, Record *r, SigS *s):
         """What is called for the record: in place, where that cannot be seen."""
         cdef OpInfo info = <OpInfo>s.info
+        otherwise[0] += info.replay is not info.call
+        return info.in_place if self._overwrites(r, s, info) else info.replay
+
+    cdef bint _overwrites(self, Record *r, SigS *s, OpInfo info) noexcept:
+        """Does the result take the memory of the first argument? If so, it is counted."""
         cdef const uint8_t *p = sig_key(s)
         cdef uint32_t i, meta
         cdef Slot *slot
-        otherwise[0] += info.replay is not info.call
         if info.in_place is None or s.flags & (SIG_VERIFIED | SIG_WRITES | SIG_RANDOM | SIG_VIEW) != SIG_VERIFIED:
-            return info.replay
+            return False
         if not p[sizeof(void *)] or p[HEADER] != TAG_TENSOR or s.ret:   # no tensor comes first, or it gives several
-            return info.replay
+            return False
         i = rec_ins(r)[0]
         if i >= self.n_fresh or not self.fresh[i >> 3] & (1 << (i & 7)):
-            return info.replay
+            return False
         slot = self.tape.slot(i)
         memcpy(&meta, p + HEADER + 1, sizeof(meta))
         if slot.users != 1 or slot.handles or slot.root != i or meta != sig_out_meta(s)[0]:
-            return info.replay
+            return False
         otherwise[1] += 1
         otherwise[2] += self.tape.interner.metas[meta].nbytes
-        return info.in_place
+        return True
 
     cdef void _note_fresh(self, Record *r, SigS *s) noexcept:
         """Values on memory that this run has made. Nobody beside the tape knows it, unless a tensor names it."""
@@ -384,7 +418,7 @@ cdef class Segment:
         if out.root == number:
             out.root = slot.root
             self.tape.add_user(self.tape.slot(slot.root))
-        return <object>slot.concrete
+        return object_of(slot)
 
     cdef void _keep(self, Form form) noexcept:
         """Values that others are to share live until then."""
@@ -454,7 +488,69 @@ cdef class Segment:
         slot.concrete = <PyObject *>tensor
         slot.flags &= ~SLOT_PENDING
         if old:
-            Py_DECREF(<object>old)
+            release(old)
+        return 0
+
+    cdef bint _run_native(self, Record *r, SigS *s, PyObject **inputs):
+        """Make the call without Python, and store what it gives. False: it was not made, or has failed."""
+        cdef NativeCall call = <NativeCall>s.native
+        cdef void *results[MT_MOST_RESULTS]
+        cdef uint32_t *outs = rec_outs(r, s)
+        cdef tuple template
+        cdef Py_ssize_t pos
+        cdef list held = None
+        cdef uint32_t k
+        cdef Slot *slot
+        if not call.brief:             # other threads take their turn meanwhile: what it reads stays
+            held = []
+            for k in range(s.n_in):
+                held.append(object_of(self.tape.slot(rec_ins(r)[k])))
+                inputs[k] = <PyObject *>held[k]
+        if call.in_place is not None and self._overwrites(r, s, <OpInfo>s.info):
+            if (<NativeCall>call.in_place).run(inputs, <const double *>rec_floats(r, s), results):
+                return False
+            slot = self.tape.slot(rec_ins(r)[0])
+            self._put_value(outs[0], slot.concrete)        # what it held is the result's: nobody reads it any more
+            slot.concrete = NULL
+            return True
+        if call.run(inputs, <const double *>rec_floats(r, s), results):
+            return False
+        if not s.ret:
+            self._put_value(outs[0], bare(results[0]))
+        else:
+            template = <tuple>s.ret
+            for pos in range(call.c.n_results):
+                code = template[pos + 1]       # of one for each result, as it was proven
+                if code is None or code < 0:
+                    release(bare(results[pos]))
+                else:
+                    self._put_value(outs[<uint32_t>code], bare(results[pos]))
+        return True
+
+    cdef void _put_value(self, uint32_t number, PyObject *value) noexcept:
+        cdef Slot *slot = self.tape.slot(number)
+        slot.concrete = value
+        slot.flags &= ~SLOT_PENDING
+
+    cdef int _look_for_native(self, Record *r, SigS *s, PyObject **inputs, native) except -1:
+        """Count the call; once it has run often enough to pay, let `native` make one that does without Python."""
+        cdef list tensors = []
+        cdef uint32_t k, n = sig_floats(s)
+        cdef size_t times = <size_t>s.native + 1
+        if not no_keys() or function_modes():      # who looks on would see how it is proven
+            return 0
+        s.native = <PyObject *>times
+        if times < often:
+            return 0
+        s.native = <PyObject *><size_t>NO_NATIVE
+        for k in range(s.n_in):
+            tensors.append(object_of(self.tape.slot(rec_ins(r)[k])))
+            inputs[k] = <PyObject *>tensors[k]
+        found = native(r.sig, tensors, floats_at(rec_floats(r, s), n) if n else ())
+        if found is not None:
+            Py_INCREF(found)
+            s.native = <PyObject *>found
+            self.tape.interner.bytes += (<NativeCall>found).nbytes
         return 0
 
     cdef object _verify(self, uint64_t seq, Record *r, SigS *s, object verify, object on_error):
@@ -472,7 +568,7 @@ cdef class Segment:
             slot = self.tape.slot(outs[k])
             try:
                 if not slot.flags & SLOT_PENDING:
-                    value = <object>slot.concrete
+                    value = object_of(slot)
                     self._put(outs[k], verify(r.sig, k, value))
                 k += 1
             except BaseException as e:
@@ -504,7 +600,7 @@ cdef class Segment:
                 old = slot.concrete
                 slot.producer = seq
                 slot.flags |= SLOT_PENDING
-                Py_DECREF(<object>old)
+                release(old)
 
     cdef bint _fail(self, uint64_t seq, object failure) noexcept:
         """The record fails, and with it what was recorded after it and depends on it, by a value or by a storage that

@@ -38,6 +38,7 @@ cdef enum SigFlag:
 cdef struct SigS:
     PyObject *info         # borrowed OpInfo; the registry keeps it
     PyObject *ret          # owned template of the return value; NULL = the single fresh tensor
+    PyObject *native       # owned NativeCall; small numbers: see replay.pyx
     uint32_t hash
     uint32_t keylen
     uint16_t n_in          # keys.pyx refuses calls with more than MAX_INPUTS
@@ -63,8 +64,9 @@ cdef extern from *:
     /* One value (a tensor that was recorded), 16 bytes. Freed when nobody can read it any more. */
     typedef struct {
         union {
-            PyObject *concrete;     /* owned: torch tensor; exception when SLOT_FAILED. Of a place without data: None,
-                                   or on a root, a tensor on the storage that an estimate keeps (lazy.keep) */
+            PyObject *concrete;     /* owned: torch tensor (see native_calls.object_of); exception when SLOT_FAILED. Of
+                                   a place without data: None, or on a root, a tensor on the storage that an estimate
+                                   keeps (lazy.keep) */
             uint64_t producer;      /* SLOT_PENDING: sequence number of the record; free: next free slot */
         };
         uint32_t users : 24;        /* pending records that take it as input + slots whose storage root it is */

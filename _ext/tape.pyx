@@ -11,13 +11,14 @@ Nothing here runs Python code while the tape is inconsistent: references are col
 The GIL is the lock.
 """
 cimport cython
-from cpython.ref cimport Py_DECREF, Py_INCREF, PyObject
+from cpython.ref cimport Py_INCREF, PyObject
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memmove
 
 from .intern cimport Interner, ref, sig_alias, sig_written, unref
+from .native_calls cimport release
 from .sizes cimport MT_ASSERT
 from .structs cimport (
     REC_DONE, REC_NEEDED, REC_OVERFLOW, REC_PENDING, REC_RUNNING, SIG_RANDOM, SIG_VIEW, SIG_WRITES, SLOT_CONTENT,
@@ -37,7 +38,7 @@ cdef void _assert_sizes() noexcept:
     MT_ASSERT(sizeof(Record) == 28)
     MT_ASSERT(sizeof(Slot) == 16)
     MT_ASSERT(sizeof(MetaS) == 48)
-    MT_ASSERT(sizeof(SigS) == 32)
+    MT_ASSERT(sizeof(SigS) == 40)
 
 
 cdef int vec_push(Vec *v, uint64_t x) except -1:
@@ -81,7 +82,7 @@ cdef class Tape:
         for i in range(1, self.n_slots):
             s = self.slot(<uint32_t>i)
             if s.flags & SLOT_USED and not s.flags & SLOT_PENDING and s.concrete:
-                Py_DECREF(<object>s.concrete)
+                release(s.concrete)
         for i in range(self.n_chunks):
             if self.chunks[i]:
                 for j in range(CHUNK):
@@ -442,7 +443,7 @@ cdef class Tape:
             if self.trash.n:
                 self.trash.n -= 1
                 obj = <PyObject *>self.trash.data[self.trash.n]
-                Py_DECREF(<object>obj)
+                release(obj)
         self.busy = False
         if dropped:
             self._advance_head()

@@ -20,7 +20,7 @@ from mindtorch.engine.passes import Pass, SegmentGraph, Unproven, common
 
 LAZY = "remote_accelerator:0"
 pytestmark = pytest.mark.only_on("local", reason="passes are the executor's own")
-CSE, IN_PLACE, DIRECT = "common subexpressions", "in place", "direct calls"
+CSE, IN_PLACE, DIRECT, NATIVE = "common subexpressions", "in place", "direct calls", "native calls"
 
 
 @contextmanager
@@ -195,8 +195,10 @@ def test_L13_passes_of_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         with pytest.warns(UserWarning, match="the entry point bad is left out: TypeError: expected a Pass .*, got 3"):
             found = passes.known_passes()
-        assert [each.name for each in found] == ["doubles", IN_PLACE, DIRECT, CSE]
-        by_default = {IN_PLACE, DIRECT} if torch_facts.functions_proven() else {IN_PLACE}
+        assert [each.name for each in found] == ["doubles", IN_PLACE, DIRECT, NATIVE, CSE]
+        by_default = {IN_PLACE}
+        by_default |= {DIRECT} if torch_facts.functions_proven() else set()
+        by_default |= {NATIVE} if torch_facts.native_calls_made() else set()
         assert {each.name for each in passes.known_passes() if each.on} == by_default
     finally:
         passes.known_passes.cache_clear()

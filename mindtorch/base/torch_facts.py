@@ -195,7 +195,7 @@ def _libraries() -> list[Any]:
 _PARTS = ("c10", "torch_cpu", "torch_python")
 
 
-def _exported(name: str) -> int:
+def exported(name: str) -> int:
     """The address of a C++ function of torch's; 0 where no library exports it."""
     for library in _libraries():
         if hasattr(library, name):
@@ -216,7 +216,7 @@ def read_state() -> None:
     local_state.ask(torch)
     keyed = [AnyOps(), torch.inference_mode(), torch.autocast("cpu")]
     core = next((library._name for library in _libraries()), "")
-    reads = local_state.start(core, _exported, keyed, torch.no_grad(), AnyFunctions())
+    reads = local_state.start(core, exported, keyed, torch.no_grad(), AnyFunctions())
     for what, read in zip(("dispatch keys", "grad mode", "function modes"), reads, strict=True):
         if not read:
             lost[f"where torch keeps its {what}"] = "each recorded call asks for them in Python, which takes longer"
@@ -227,12 +227,33 @@ def views_made(wrapper: Any) -> bool:
     from .._ext import native_views
 
     below = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
-    made = native_views.start(_exported, torch.zeros(2, 3, device="cpu"), wrapper, below())
+    made = native_views.start(exported, torch.zeros(2, 3, device="cpu"), wrapper, below())
     if not made:
         lost["operators of torch's libraries"] = (
             "views and writes are recorded as torch takes them apart, which is slower"
         )
     return made
+
+
+def native_calls_made() -> bool:
+    """Can recorded calls be made without Python? Where torch exports what that takes, and a C++ compiler was there.
+
+    On a release that nobody has tried they are not: how torch lays out what it is given by address cannot be asked.
+    """
+    from .._ext import native_calls, native_views
+
+    try:
+        from .._ext import catching
+    except ImportError:  # it was not built
+        return False
+    if not known():
+        return False
+    found = native_views.facts(torch.zeros(2, 3, device="cpu"))
+    functions = catching.start(exported("aoti_torch_delete_tensor_object"))
+    if found is None or functions is None:
+        return False
+    native_calls.start(*functions, *found, torch.Tensor)
+    return True
 
 
 def wrappers_tried() -> bool:

@@ -79,6 +79,7 @@ class LocalExecutor(Executor):
         self._states = _States(self.device)
         self._swapped_in: set[int] = set()
         self._optimizer = passes.optimizer_on(self.device)
+        self._natives = self.device.type == "cpu"
 
     @property
     def states(self) -> dict[int, torch.Tensor]:
@@ -131,6 +132,7 @@ class LocalExecutor(Executor):
                 _op_observer,
                 self._optimizer.in_use(),
                 passes.may_overwrite(),
+                passes.native_maker() if self._natives else None,
             )
 
     def settle(

@@ -1,6 +1,6 @@
 """The optimization engine: what recorded calls run in place of what was recorded, with eager's bits."""
 
-from .optimizer import ask, counts, known_passes, may_overwrite, optimizer_on, set_passes
+from .optimizer import ask, counts, known_passes, may_overwrite, native_maker, optimizer_on, set_passes
 from .optimizer_pass import Pass
 from .segment_graph import Input, Number, RecordedCall, SegmentGraph, Unproven, Value
 
@@ -16,6 +16,7 @@ __all__ = [
     "counts",
     "known_passes",
     "may_overwrite",
+    "native_maker",
     "optimizer_on",
     "set_passes",
 ]

@@ -34,9 +34,10 @@ def known_passes() -> tuple[Pass, ...]:
     from .common import CommonSubexpressions
     from .direct import DirectCalls
     from .in_place import InPlace
+    from .native import NativeCalls
 
     found = offered("mindtorch.passes", Pass, lambda name, error: _say(f"the entry point {name} is left out", error))
-    return (*found, InPlace(), DirectCalls(), CommonSubexpressions())
+    return (*found, InPlace(), DirectCalls(), NativeCalls(), CommonSubexpressions())
 
 
 def _say(what: str, error: Exception) -> None:
@@ -84,6 +85,13 @@ def _some(passes: tuple[Pass, ...], hook: str) -> bool:
 def may_overwrite() -> bool:
     """May some results take the memory of an input?"""
     return _some(_used(), "function")
+
+
+def native_maker() -> Callable[..., Any] | None:
+    """What makes interned calls that do without Python; None: nothing."""
+    from .native import NativeCalls, native_call
+
+    return native_call if any(isinstance(each, NativeCalls) for each in _used()) else None
 
 
 def _used() -> tuple[Pass, ...]:
@@ -153,9 +161,10 @@ def counts() -> tuple[dict[str, int], dict[str, int]]:
     """(pass → calls that ran otherwise because of it, pass → bytes of memory that were not taken because of it)"""
     from .direct import DirectCalls
     from .in_place import InPlace
+    from .native import NativeCalls
 
-    direct, overwriting, nbytes = calls_otherwise()
-    calls = {DirectCalls.name: direct, InPlace.name: overwriting}
+    direct, overwriting, nbytes, native = calls_otherwise()
+    calls = {DirectCalls.name: direct, InPlace.name: overwriting, NativeCalls.name: native}
     saved = {InPlace.name: nbytes}
     for each in _optimizers.values():
         for name, (n, spared) in each.forms.totals().items():
