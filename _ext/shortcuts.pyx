@@ -50,6 +50,7 @@ cdef struct Way:
     uint32_t hash, keylen
     uint32_t sids[MAX_VIEWS]   # the records
     uint8_t kind, n_views
+    uint32_t unused            # so that what follows is aligned for words of eight bytes
     # … the views, the key
 
 cdef Way *ways[PLACES]

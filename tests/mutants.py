@@ -74,6 +74,9 @@ NEAREST = {
     " programs/test_programs.py",
     "_ext/interpreter.pyx": "ext/test_interpreter.py ext/test_context.py",
     "_ext/shortcuts.pyx": "test_lazy_shortcuts.py test_lazy_shortcuts_around.py test_lazy_view_chains.py",
+    "_ext/catching.pyx": "test_native_calls.py",
+    "_ext/module_state.pyx": "test_generation.py test_generation_caches.py",
+    "_ext/native_calls.pyx": "test_native_calls.py",
     "_ext/native_views.pyx": "test_lazy_shortcuts_around.py test_lazy_shortcuts.py",
     "_ext/local_state.pyx": "test_lazy_shortcuts_around.py test_lazy_modes.py",
     "_ext/kept_wrappers.pyx": "test_lazy_kept_wrappers.py",
@@ -124,6 +127,8 @@ NEAREST = {
     "engine/execute/machine.py": "test_lazy_devices.py test_limits.py test_device_module.py",
     "engine/execute/*": "test_execute.py test_incremental.py test_failures.py test_limits.py"
     " remote/test_lost_writes.py programs/test_programs.py",
+    "engine/passes/calling.py": "test_native_calls.py",
+    "engine/passes/native.py": "test_native_calls.py",
     "engine/passes/*": "test_passes.py test_passes_functions.py programs/test_passes.py",
     "engine/record/arguments.py engine/record/eager.py": "test_lazy_operators.py test_lazy_eager.py"
     " test_lazy_autograd_writes.py test_lazy_sparse.py test_lazy_errors.py test_meta.py programs/test_programs.py",

@@ -52,7 +52,7 @@ _MOST_LOOKED = 20_000  # values, in looking at what a call got
 _PASSED = (
     str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, type, ModuleType, torch.nn.Module,
 )  # fmt: skip
-_OF_EVERY_MODULE = vars(torch.nn.Module()).keys()  # none of them holds a state
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))  # none of them holds a state
 
 _WIDEST = 4096  # entries of a list or a dict that are looked at
 
@@ -438,19 +438,14 @@ def _snapshot(holder: Any, left: Iterator[int] | None = None) -> _Snapshot:
 def _inside(module: torch.nn.Module) -> _Snapshot:
     """Buffers and other tensors of the module and what is in it, but for its parameters, and for statistics: those
     of sequences have a dimension for each sequence or position, and one for what is kept of it."""
+    from mindtorch._ext import module_state  # few programs have such calls
+
     found: _Snapshot = {}
-    todo, seen = [module], {module}
-    while todo:
-        each = todo.pop()
-        new = {below for below in list(each._modules.values()) if below is not None} - seen
-        todo += new
-        seen |= new
-        own = vars(each)
-        for name, value in (*each._buffers.items(), *((name, own[name]) for name in own.keys() - _OF_EVERY_MODULE)):
-            if issubclass(type(value), torch.Tensor):
-                found[id(value)] = weakref.ref(value), _version(value)
-            elif issubclass(type(value), (list, tuple)) or "cache" in name:
-                found.update(_snapshot(value))
+    for value in module_state.values(module, _OF_EVERY_MODULE, torch.Tensor):
+        if issubclass(type(value), torch.Tensor):
+            found[id(value)] = weakref.ref(value), _version(value)
+        else:
+            found.update(_snapshot(value))
     return {key: (ref, version) for key, (ref, version) in found.items() if (t := ref()) is not None and t.dim() > 1}
 
 

@@ -1,0 +1,3 @@
+from typing import Any
+
+def values(module: Any, besides: frozenset[str], tensor_class: type) -> list[Any]: ...

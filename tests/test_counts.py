@@ -1,0 +1,59 @@
+"""What recording takes does not grow unless a commit says so (SPEC S14, and S5, S13): counts, no times."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+PLANTED = """
+import sys
+sys.path.insert(0, {folder!r})
+import counts
+{planted}
+now = counts.counts({only!r} or counts.PROGRAMS)
+print(counts.json.dumps([counts.environment(), counts.differences(counts.kept() or {{}}, now)]))
+"""
+
+
+def found(folder: Path, planted: str = "", only: tuple[str, ...] = ()) -> list[str]:
+    """A sentence for each count that is another than the one that is kept."""
+    code = PLANTED.format(folder=str(ROOT / "asv_bench"), planted=planted, only=only)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    where, sentences = json.loads(done.stdout.splitlines()[-1])
+    if where not in json.loads((ROOT / "asv_bench" / "counts.json").read_text()):
+        pytest.skip(f"no counts are kept for {where}")
+    return [str(each) for each in sentences]
+
+
+def test_S14_counts_are_those_that_the_commit_states(tmp_path: Path) -> None:
+    assert found(tmp_path) == [], "if this is meant: python asv_bench/counts.py --write"
+
+
+PERCEPTRON = "training of a perceptron"
+MORE_OPERATIONS = """
+before = counts.torch.nn.functional.relu
+counts.torch.nn.functional.relu = lambda x, inplace=False: before(x * 1)
+"""
+MORE_CALLS = """
+exec(compile("def more(module, args): pass", counts.mindtorch.__file__, "exec"))
+counts.torch.nn.modules.module.register_module_forward_pre_hook(more)
+"""
+
+
+@pytest.mark.parametrize(
+    ("planted", "told"),
+    [
+        (MORE_OPERATIONS, f"{PERCEPTRON}: operations"),
+        (MORE_CALLS, f"{PERCEPTRON}: calls of Python"),
+        ("counts._read = lambda result: (result.sum().item(), result.mean().item())", f"{PERCEPTRON}: waits"),
+    ],
+)
+def test_S14_what_was_made_slower_is_told(planted: str, told: str, tmp_path: Path) -> None:
+    assert [each for each in found(tmp_path, planted, (PERCEPTRON,)) if each.startswith(told)]
