@@ -89,9 +89,14 @@ def may_overwrite() -> bool:
 
 def native_maker() -> Callable[..., Any] | None:
     """What makes interned calls that do without Python; None: nothing."""
+    return _native_maker(_used())
+
+
+@functools.cache
+def _native_maker(passes: tuple[Pass, ...]) -> Callable[..., Any] | None:
     from .native import NativeCalls, native_call
 
-    return native_call if any(isinstance(each, NativeCalls) for each in _used()) else None
+    return native_call if any(isinstance(each, NativeCalls) for each in passes) else None
 
 
 def _used() -> tuple[Pass, ...]:
