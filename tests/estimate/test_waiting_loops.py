@@ -176,7 +176,7 @@ def test_C4_what_is_noted_of_masks_is_no_loop(session: None) -> None:
 
 
 @pytest.mark.parametrize("negated", [torch.bitwise_not, torch.logical_not])
-def test_C4_what_a_mask_leaves_that_kept_all_is_nothing_in_a_loop(negated: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_C4_what_a_mask_leaves_that_kept_all_is_nothing_in_a_loop(negated: Callable[..., torch.Tensor]) -> None:
     """Non-maximum suppression went round 10,000 times, and failed after that: masks of one line kept none, then."""
     with Estimator() as estimator:
         left, kept = torch.rand(6, 5), []
