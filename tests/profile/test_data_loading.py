@@ -251,7 +251,7 @@ def test_C2_workers_that_end_late_are_told_once(monkeypatch):
 
 
 def test_C2_a_loader_without_workers_neither_starts_nor_ends_any(monkeypatch):
-    """Making its iterator takes a while for many a sampler: "for another 1 % the DataLoader starts and ends workers"."""
+    """Making its iterator takes some samplers a while: "for another 1 % the DataLoader starts and ends workers"."""
 
     late = "import time\ndef late(self):\n    time.sleep(0.3); return original(self)\n"
     names = {"original": RandomSampler.__iter__}
