@@ -35,7 +35,7 @@ from torch._C import _functorch
 from mindtorch._ext import context
 from mindtorch._ext import lazy as _core
 from mindtorch._ext.signals import by_signal_handler
-from mindtorch.engine.semantics import contents, owners
+from mindtorch.engine.semantics import own_attributes, owners
 
 __all__ = ["Generated", "install", "listeners", "over", "uninstall"]
 
@@ -410,7 +410,7 @@ def _walk(value: Any, left: Iterator[int], *, into_objects: bool) -> Iterator[An
                 yield value
                 continue
             else:
-                inner = () if callable(value) else contents.values(value)
+                inner = () if callable(value) else own_attributes.values(value)
             todo.extend((each, depth + 1) for each in islice(inner, _WIDEST))
 
 
