@@ -65,6 +65,9 @@ class _State:
         self.objects: list[Any] = []  # weak references to what holds tensors
         self.tensors: list[weakref.ref[torch.Tensor]] = []
         self.inside = False  # the module's own
+        # What the last call returned beside its result, and which of that a next call got: attention, to draw, is not.
+        self.returned: list[weakref.ref[torch.Tensor]] = []
+        self.passed: set[int] = set()
         # What grew with the tokens, where calls get all of them so far.
         self.grows: tuple[int, tuple[int, ...]] | None = None
         # Place of tokens -> (what they were part of, its version).
@@ -217,6 +220,8 @@ def _phase(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     new = single and not state.had(tokens)
     count = shape.numel()
     if reads:
+        alive = ((number, ref()) for number, ref in enumerate(state.returned))
+        state.passed = {n for n, t in alive if t is not None and _place(t) in call.given} or state.passed
         _was_prefill(module)
         phase = _DECODE if new else _PREFILL
         if not single and _candidate is None:
@@ -285,6 +290,7 @@ def _wrote(call: _Call, result: Any) -> None:
     written = [holder for holder, before in call.held if not _is_same(before, _snapshot(holder))]
     written += [holder for holder, now in held if now and all(holder is not each for each, _ in call.held)]
     state.keep(written, tensors + filled)
+    state.returned = [weakref.ref(t) for t in tensors[1:]]
     inside = {} if call.inside is None else _changed(call.inside, _inside(call.module))
     state.inside = bool(inside)
     if call.sequences and _is_candidate(call.module):
@@ -300,7 +306,8 @@ def _wrote(call: _Call, result: Any) -> None:
     if call.phase in (_PREFILL, _DECODE):
         # What else a call returns (hidden states) is none of the cache where that is kept elsewhere.
         cache = [_snapshot(holder) for holder in written] or [_snapshot(filled) or inside]
-        kept = {key: ref() for found in cache for key, (ref, _) in found.items()} or {id(t): t for t in tensors[1:]}
+        kept = {key: ref() for found in cache for key, (ref, _) in found.items()}
+        kept = kept or {id(t): t for n, t in enumerate(tensors[1:]) if not state.passed or n in state.passed}
         if kept:  # none: it failed
             _cache_bytes = sum(t.nbytes for t in kept.values() if t is not None)
     if _is_candidate(call.module) and not (written or inside or tensors or filled):
