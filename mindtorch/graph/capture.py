@@ -45,7 +45,9 @@ class Modules(Protocol):
 class Generation(Protocol):
     """What tells prefill and decode."""
 
-    listeners: list[Callable[[int], None]]
+    listeners: list[Callable[[int, int], None]]
+
+    def over(self) -> None: ...
 
 
 class Tracking(Protocol):

@@ -2,6 +2,8 @@
 
 That number is finite, so ``isfinite`` is True, and a loop that waits for convergence ends. Of a result only one value
 is known, that of all its elements, however many there are: they come from one number.
+
+One file: what comparisons say, and which rows masks keep, is noted of the same tensors.
 """
 
 from __future__ import annotations

@@ -107,6 +107,13 @@ class Looked:
         modules = found[where]
         return self.at(where, max(modules, key=modules.__getitem__, default=0))
 
+    def busiest(self, counts: Mapping[int, int]) -> dict[str, Any]:
+        """The line with most of what is counted by location."""
+        lines: Counter[Any] = Counter()
+        for location, often in counts.items():
+            lines[context.location(location)] += often
+        return self.at(max(lines, key=lines.__getitem__, default=None))
+
     def forward(self, rows: Iterable[Row]) -> list[Row]:
         """Those that are not of a backward pass, whose line says nothing; all, if there are no others."""
         rows = list(rows)

@@ -227,10 +227,7 @@ def reads(of: Looked) -> Said | None:
         "because the device is idle after each read until the next launch"
     )
     to_try = "keep values on the device (torch.where, a sum that is read once at the end) instead of .item() and .cpu()"
-    lines: Counter[Any] = Counter()
-    for location, often in reads.items():
-        lines[context.location(location)] += often
-    return Said(text, share, of.at(max(lines, key=lines.__getitem__, default=None)), to_try)
+    return Said(text, share, of.busiest(reads), to_try)
 
 
 def attention(of: Looked) -> Said | None:
