@@ -52,7 +52,7 @@ cdef class Balance:
     cdef int64_t hold_parts(self, tensor, const Maker *maker, Timeline here) except -1
     cdef void rise(self, const Maker *maker) noexcept
     cdef void in_phase(self, uint32_t phase) noexcept      # a phase that allocates nothing still holds what is there
-    cdef void settle(self, uint32_t phase) noexcept
+    cdef void settle(self, uint32_t was, uint32_t phase) noexcept
     cdef bint in_module(self, uint32_t module) noexcept    # False when there is no memory for so many modules
     cdef void only(self, uint8_t where) noexcept
     cdef object storage_of(self, tensor)

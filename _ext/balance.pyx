@@ -296,11 +296,11 @@ cdef class Balance:
         if self.live > self.phase_peaks[phase]:
             self.phase_peaks[phase] = self.live
 
-    cdef void settle(self, uint32_t phase) noexcept:
-        """The peak of `PHASE_CANDIDATE` was that of `phase`."""
-        if self.phase_peaks[<uint32_t> PHASE_CANDIDATE] > self.phase_peaks[phase]:
-            self.phase_peaks[phase] = self.phase_peaks[<uint32_t> PHASE_CANDIDATE]
-        self.phase_peaks[<uint32_t> PHASE_CANDIDATE] = 0
+    cdef void settle(self, uint32_t was, uint32_t phase) noexcept:
+        """The peak of the phase `was` was that of `phase`."""
+        if self.phase_peaks[was] > self.phase_peaks[phase]:
+            self.phase_peaks[phase] = self.phase_peaks[was]
+        self.phase_peaks[was] = 0
 
     cdef bint in_module(self, uint32_t module) noexcept:
         """Note the bytes live while `module` runs."""
@@ -320,7 +320,7 @@ cdef class Balance:
         if not 0 <= phase < PHASE_COUNT:
             raise IndexError(f"[phase_peak] expected a phase in 0..{PHASE_COUNT - 1}, got {phase}")
         if phase == PHASE_FORWARD:
-            self.settle(PHASE_FORWARD)         # a stage ended before that was known
+            self.settle(PHASE_CANDIDATE, PHASE_FORWARD)         # a stage ended before that was known
         return self.phase_peaks[<uint32_t> phase]
 
     @property

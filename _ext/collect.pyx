@@ -775,10 +775,10 @@ cdef class Collector:
         cdef uint64_t *calls
         cdef Timeline here
         if kind == PHASE_SETTLED:
-            self.table.settle(phase)
-            self.log.settle(self.candidates, phase)
-            self.spans.settle(phase)
-            self.balance.settle(phase)
+            self.table.settle(module, phase)
+            self.log.settle(self.candidates if module == PHASE_CANDIDATE else 0, module, phase)
+            self.spans.settle(module, phase)
+            self.balance.settle(module, phase)
         if kind == PHASE_SETTLED or not self.enabled:
             return
         here = self.here()

@@ -20,7 +20,7 @@ cdef enum Transition:
     MODULE_ENTER = 0
     MODULE_EXIT = 1
     PHASE_CHANGE = 2
-    PHASE_SETTLED = 9          # nothing begins: what was in PHASE_CANDIDATE until now was in `phase`
+    PHASE_SETTLED = 9          # nothing begins: what was in the phase `module` until now was in `phase`
 
 # Called *before* the state changes, so current_module()/current_phase() still answer for the time that ends now.
 # `module` is the module being entered or left (0 for a change of phase), `phase` the phase that begins.

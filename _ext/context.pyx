@@ -561,10 +561,10 @@ def follow_generation(enters, left):
     _enters_call, _left_call = enters, left
 
 
-def settle(phase):
-    """All that was in the phase `CANDIDATE` until now was in `phase`."""
+def settle(phase, was=PHASE_CANDIDATE):
+    """All that was in the phase `was` until now was in `phase`."""
     if _n_hooks:
-        tell(PHASE_SETTLED, 0, <uint8_t> phase)
+        tell(PHASE_SETTLED, <uint32_t> was, <uint8_t> phase)
 
 
 cdef void leave(mt_tls *t, uint32_t depth, uint32_t previous, uint8_t phase, uint32_t id) noexcept:

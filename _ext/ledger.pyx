@@ -490,8 +490,8 @@ cdef void _on_transition(void *data, int kind, uint32_t module, uint8_t phase) n
     global depth, candidates
     cdef uint32_t k
     if kind == PHASE_SETTLED:
-        for k in range(candidates, n_calls):
-            if calls[k].phase & 0xFF == PHASE_CANDIDATE:
+        for k in range(candidates if module == PHASE_CANDIDATE else 0, n_calls):
+            if calls[k].phase & 0xFF == module:
                 calls[k].phase = calls[k].phase & ~<uint32_t> 0xFF | phase
     if kind == PHASE_SETTLED or stopped:
         return

@@ -45,9 +45,9 @@ cdef class Look(_Looking):
     """`look` notes where each thread of a profile is; the sampler calls it, which holds Python's lock.
 
     `skipped`: beginnings of the names of files that are never the program's own. `waits`: {(file, name) of a function
-    that waits: a number for what it waits for}; of several that call each other the greatest counts. `loads`: (file,
-    name) of the function that gives the next batch: what called it is told by the program's own line, not by that of a
-    progress bar around the loader.
+    that waits, or its code: a number for what it waits for}; of several that call each other the greatest counts.
+    `loads`: (file, name) of the function that gives the next batch: what called it is told by the program's own line,
+    not by that of a progress bar around the loader.
     """
     cdef public object collector               # a Collector, or None: nothing is noted
     cdef dict waits
@@ -73,7 +73,7 @@ cdef class Look(_Looking):
             waits, loads = 0, False
             while frame is not None and not self.is_own(frame.f_code.co_filename):
                 called = frame.f_code.co_filename, frame.f_code.co_name
-                waits = max(waits, self.waits.get(called, 0))
+                waits = max(waits, self.waits.get(called, 0), self.waits.get(frame.f_code, 0))
                 loads = loads or called == self.loads
                 frame = frame.f_back
             outer = frame

@@ -20,5 +20,5 @@ cdef class RowTable:
     # The row of these four, made if need be. The caller counts a call in it before it asks for another one.
     cdef Row *row(self, uint32_t sig, uint32_t module, uint32_t location, uint32_t phase) noexcept
     cdef int grow(self) noexcept
-    cdef void settle(self, uint32_t phase) noexcept
+    cdef void settle(self, uint32_t was, uint32_t phase) noexcept
     cdef list take(self, list sig_ops)

@@ -65,8 +65,8 @@ cdef class RowTable:
         free(old)
         return 0
 
-    cdef void settle(self, uint32_t phase) noexcept:
-        """What is in `PHASE_CANDIDATE` is in `phase`."""
+    cdef void settle(self, uint32_t was, uint32_t phase) noexcept:
+        """What is in the phase `was` is in `phase`."""
         cdef Row *old = self.rows
         cdef uint32_t size = self.mask + 1, i
         cdef Row *new = <Row *> calloc(size, sizeof(Row))
@@ -78,7 +78,7 @@ cdef class RowTable:
         for i in range(size):
             if old[i].calls:
                 r = self.row(old[i].sig, old[i].module, old[i].location,
-                             phase if old[i].phase == PHASE_CANDIDATE else old[i].phase)
+                             phase if old[i].phase == was else old[i].phase)
                 r.calls += old[i].calls
                 r.ns += old[i].ns
                 r.nbytes += old[i].nbytes

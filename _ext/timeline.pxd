@@ -66,7 +66,7 @@ cdef class EventLog:
     cdef readonly uint32_t n, most
     cdef readonly uint64_t dropped
 
-    cdef void settle(self, uint32_t since, uint8_t phase) noexcept
+    cdef void settle(self, uint32_t since, uint8_t was, uint8_t phase) noexcept
     cdef Event *add(self) noexcept             # a new entry to be filled in at once; NULL when there is no room
 
 
@@ -80,4 +80,4 @@ cdef class SpanLog:
 
     cdef void add(self, uint64_t start, uint64_t ns, uint32_t sig, uint32_t module, uint32_t location,
                   uint32_t phase, uint16_t thread) noexcept
-    cdef void settle(self, uint8_t phase) noexcept
+    cdef void settle(self, uint8_t was, uint8_t phase) noexcept

@@ -3,7 +3,7 @@ cimport cython
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 
-from mindtorch._ext.context cimport MODULE_ENTER, MODULE_EXIT, PHASE_CANDIDATE, PHASE_CHANGE
+from mindtorch._ext.context cimport MODULE_ENTER, MODULE_EXIT, PHASE_CHANGE
 from mindtorch._ext.sizes cimport MT_ASSERT
 
 MT_ASSERT(sizeof(Event) == 40)
@@ -79,11 +79,11 @@ cdef class EventLog:
         self.n += 1
         return &self.events[self.n - 1]
 
-    cdef void settle(self, uint32_t since, uint8_t phase) noexcept:
-        """What is in `PHASE_CANDIDATE`, from that event on, is in `phase`."""
+    cdef void settle(self, uint32_t since, uint8_t was, uint8_t phase) noexcept:
+        """What is in the phase `was`, from that event on, is in `phase`."""
         cdef uint32_t i
         for i in range(since, self.n):
-            if self.events[i].phase == PHASE_CANDIDATE:
+            if self.events[i].phase == was:
                 self.events[i].phase = phase
 
     def as_bytes(self):
@@ -126,10 +126,10 @@ cdef class SpanLog:
         self.spans[self.n] = Span(start, ns, sig, module, location, thread, <uint8_t> phase, 0)
         self.n += 1
 
-    cdef void settle(self, uint8_t phase) noexcept:
+    cdef void settle(self, uint8_t was, uint8_t phase) noexcept:
         cdef uint32_t i
         for i in range(self.n):
-            if self.spans[i].phase == PHASE_CANDIDATE:
+            if self.spans[i].phase == was:
                 self.spans[i].phase = phase
 
     def keep(self, most, full):

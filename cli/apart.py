@@ -28,11 +28,13 @@ def writes_nothing() -> None:
     if context.find_root().obj != ENDS_WITH_THE_COMMAND:
         return
     from mindtorch.base import mounts
+    from mindtorch.program import leaving
 
     mounts.own()
     mounts.kept_until_exit = True
     stack = contextlib.ExitStack()
     atexit.register(stack.close)  # before what the program registers, which runs first
+    leaving.at_the_end.append(stack.close)
 
     def again() -> None:
         if (found := sys.modules.get("mindtorch.profile.estimate.private_files")) is not None:

@@ -30,7 +30,8 @@ def last_words(program: Program, outcome: Outcome, report: dict[str, Any], optio
     if outcome.interrupted:
         click.echo(f"genie: {interruption(outcome)}; the report covers what ran until then", err=True)
     elif outcome.exit_code and not program.is_model:
-        ended = f"genie: {program.argument} ended with exit code {outcome.exit_code}"
+        how = f"os._exit({outcome.exit_code})" if outcome.left else f"exit code {outcome.exit_code}"
+        ended = f"genie: {program.argument} ended with {how}"
         if ran_anything(report) and not worth_showing(outcome, report):
             ops = (report["totals"].get("ops") or 0) + (report["startup"].get("ops") or 0)
             ended += f" after {counted(ops, 'op')}: too little for a report; --json FILE writes one anyway"
@@ -75,7 +76,7 @@ def worth_showing(outcome: Outcome, report: dict[str, Any]) -> bool:
         return ran_anything(report)
     if type(outcome.error).__name__ == "OutOfMemoryError":
         return True
-    if isinstance(outcome.error, SystemExit):
+    if outcome.left or isinstance(outcome.error, SystemExit):
         return any(row.get("calls") for row in report.get("modules") or [])
     return bool((report.get("steps") or {}).get("count", 0) > 1)
 

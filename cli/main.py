@@ -83,7 +83,10 @@ class Genie(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor try again when the interpreter ends
             _complain(f"cannot write to standard output: {error.strerror}", "genie")
             code = 1
-        sys.exit(code if isinstance(code, int) else 0)
+        code = code if isinstance(code, int) else 0
+        if (leaving := sys.modules.get("mindtorch.program.leaving")) is not None:
+            leaving.leave(code)
+        sys.exit(code)
 
 
 def _nearest(name: str) -> str | None:

@@ -16,6 +16,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from mindtorch.base.words import visible
+
 __all__ = ["Canvas", "Column", "Text", "canvas", "clean", "grade", "printable", "terminal_width"]
 
 _PLAIN = str.maketrans("─│├└╭╮╰╯█░·×µ…●○▸–", "-||`++++#.,xu~*o>-")
@@ -24,7 +26,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 def clean(text: str) -> str:
     """Without control characters: names and source lines are the user's, escape sequences in them stay out."""
-    return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text.expandtabs(4))
+    return visible("".join(" " if c.isspace() else c for c in text.expandtabs(4)))
 
 
 @dataclass(frozen=True)

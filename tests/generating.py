@@ -79,8 +79,8 @@ class Seen:
 
     @contextlib.contextmanager
     def listening(self) -> Any:
-        def settled(phase: int) -> None:
-            self.calls = [phase if call == context.CANDIDATE else call for call in self.calls]
+        def settled(phase: int, was: int) -> None:
+            self.calls = [phase if call == was else call for call in self.calls]
 
         def hook(module: nn.Module, args: Any) -> None:
             if isinstance(module, Model):

@@ -108,6 +108,41 @@ def test_L12_several_new_tokens_at_a_time_are_a_prefill() -> None:
     assert phases(program) == "pddpdd"
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", ["object", "returned"])
+def test_L12_text_that_is_scored_in_parts_is_forward(kind: str, device: str) -> None:
+    """The evaluation of a recurrent model "generated" tokens: "prefill 256 tokens in 4 calls"."""
+    model, told = Model(kind).to(device), []
+
+    def program(steps: int) -> None:
+        generated = generation.Generated()
+        generate(model, device, steps, (4, 4, 4))
+        generated.ends("main")
+        told.append(generated)
+
+    assert phases(lambda: program(0)) == "fff"
+    assert told[0].facts("main") is None
+    assert phases(lambda: program(1)) == "pppd"
+    assert [row["name"] for row in told[1].facts("main")["phases"]] == ["prefill", "decode"]
+
+
+@pytest.mark.parametrize("tool", ["profile", "estimate", "capture"])
+def test_C2_text_that_is_scored_in_parts_is_forward_in_every_kind_of_run(tool: str) -> None:
+    model = Model("returned")
+    if tool == "capture":
+        with mindtorch.graph.capture() as graph, torch.no_grad():
+            generate(model, "cpu", 0, (4, 4, 4))
+        assert {node.phase for node in graph.nodes if node.module} == {"forward"}
+        return
+    run = Estimator(target=targets.find("h100")) if tool == "estimate" else Profiler(whole=True)
+    with run, torch.no_grad():
+        generate(model, "cpu", 0, (4, 4, 4))
+    report = run.report()
+    rows = {row["name"]: row for row in report["phases"]}
+    assert "generation" not in report and "prefill" not in rows
+    assert rows["forward"]["flops"] > 0 and rows["forward"]["peak_bytes"] > 0
+
+
 def test_L12_with_gradients_and_without_integers_it_is_forward() -> None:
     model, cache = Model(), Cache()
 

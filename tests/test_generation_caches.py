@@ -275,6 +275,30 @@ def test_C2_the_cache_is_what_is_kept_of_a_generation(kind: str) -> None:
     assert phases(program) == "pdd" + "f"
 
 
+def test_C2_what_is_returned_and_not_passed_on_is_no_cache() -> None:
+    """A decoder with attention returns its weights, to draw them: "cache 236 B", 44 of which were those."""
+
+    class Decoder(Model):
+        def forward(self, ids: Tensor, past: Any = None, at: int = 0) -> Any:
+            x = self.embed(ids[:, -1])
+            hidden = x if past is None else (x + past).tanh()
+            return self.head(hidden), hidden, torch.ones(2, 5).softmax(1)
+
+    def program(told: list[Any]) -> None:
+        generated, model = generation.Generated(), Decoder("none")
+        logits, hidden, weights = model(prompt("cpu", 1))
+        drawn = [weights]
+        for _ in range(3):
+            logits, hidden, weights = model(logits.argmax(-1, keepdim=True), hidden)
+            drawn.append(weights)
+        generated.ends("main")
+        told.append(generated.facts("main"))
+
+    told: list[Any] = []
+    assert phases(lambda: program(told)) == "pddd"
+    assert told[0]["kv_cache"]["bytes"] == 2 * WIDTH * 4
+
+
 def test_C2_a_call_that_fails_leaves_the_cache() -> None:
     def program() -> None:
         generated, model, past = generation.Generated(), Model(), Cache()

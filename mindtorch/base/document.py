@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mindtorch.base.words import visible
+
 _COMMON = Path(__file__).with_name("viewer")
 
 
@@ -30,18 +32,27 @@ def document(title: str, data: Any, folder: Path, files: Sequence[str], *, tool:
     script = "".join(_read(folder, name) for name in files if name.endswith(".js"))
     script = f'"use strict";\n(() => {{\n{script}}})();\n'
     parts = {
-        "title": html.escape(title).encode("ascii", "xmlcharrefreplace").decode(),
+        "title": html.escape(visible(title)).encode("ascii", "xmlcharrefreplace").decode(),
         "style": style,
         "style_hash": _hash(style),
         "script": script,
         "script_hash": _hash(script),
-        "data": json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+        "data": json.dumps(_visible(data), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
         "tool": tool,
         "noun": noun,
         "searched": searched,
     }
     # Once: nothing within the parts is replaced.
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _read(_COMMON, "page.html"))
+
+
+def _visible(data: Any) -> Any:
+    """The same, with no text in it that the page could not show as it is."""
+    if isinstance(data, str):
+        return visible(data, "\n\t")
+    if isinstance(data, dict):
+        return {_visible(key): _visible(value) for key, value in data.items()}
+    return [_visible(each) for each in data] if isinstance(data, (list, tuple)) else data
 
 
 def _read(folder: Path, name: str) -> str:

@@ -1,8 +1,8 @@
-"""Numbers of things, in words."""
+"""Numbers of things, in words; and names of the program's, as they can be shown."""
 
 from __future__ import annotations
 
-__all__ = ["bytes_in_words", "counted"]
+__all__ = ["bytes_in_words", "counted", "visible"]
 
 
 def counted(number: int | None, what: str, shown: str | None = None) -> str:
@@ -18,3 +18,9 @@ def bytes_in_words(nbytes: int) -> str:
         if nbytes >= size:
             return f"{nbytes / size:.2f} {unit}"
     return f"{nbytes} bytes"
+
+
+def visible(text: str, kept: str = "") -> str:
+    """Without characters that cannot be seen, or that change how those around them are (U+202E turns what follows
+    round, ESC begins a terminal's commands): U+FFFD for each, but for those that are ``kept``."""
+    return text if text.isprintable() else "".join(c if c.isprintable() or c in kept else "\ufffd" for c in text)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..base.words import counted
+from ..base.words import counted, visible
 from .dot import INIT, Drawing, Drawn, Read
 from .fold import Item, initialized
 from .graph import PHASES, ComputationGraph, Node
@@ -346,5 +346,5 @@ def _amount(n: int) -> str:
 
 
 def _short(line: str) -> str:
-    line = "".join(c if c.isprintable() else "\ufffd" for c in line)
+    line = visible(line)
     return line if len(line) <= _MOST else line[: _MOST - 1] + "…"

@@ -45,7 +45,9 @@ class Modules(Protocol):
 class Generation(Protocol):
     """What tells prefill and decode."""
 
-    listeners: list[Callable[[int], None]]
+    listeners: list[Callable[[int, int], None]]
+
+    def over(self) -> None: ...
 
 
 class Tracking(Protocol):
@@ -257,9 +259,9 @@ class Recorder(TorchDispatchMode):
         graph._gradients.update(source for source in found if source is not None)
 
     # ---- names -------------------------------------------------------------------------------------------------------
-    def settled(self, phase: int) -> None:
-        """Ops of a call that might have been a prefill were in that phase (a number)."""
-        self.graph._phase = self.graph._phase.replace(bytes([_context.CANDIDATE]), bytes([phase]))
+    def settled(self, phase: int, was: int) -> None:
+        """Ops that were in the phase `was` were in the other one (numbers)."""
+        self.graph._phase = self.graph._phase.replace(bytes([was]), bytes([phase]))
 
     def saw_root(
         self, root: torch.nn.Module, path: int, prefix: str = "", kept: MutableMapping[Any, str] | None = None
@@ -355,6 +357,7 @@ def capture() -> Iterator[ComputationGraph]:
     finally:
         stepped.remove()
         named.remove()
+        tracking.generation.over()
         tracking.generation.listeners.remove(recorder.settled)
         tracking.modules.remove_listener(recorder.saw_root)
         tracking.uninstall()

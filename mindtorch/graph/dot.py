@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ..base.words import visible
 from .fold import Folded, Item, fold, initialization, initialized
 from .graph import SOURCES, ComputationGraph, Node
 from .text import element_type, left_out, ops_inside, sizes, title
@@ -34,7 +35,7 @@ Numbers = dict[Item, int]  # which repetition (from 0) of each stretch a node is
 
 def quote(text: str) -> str:
     """``text`` as a DOT string. A backslash means something to Graphviz, so it is doubled, like in C."""
-    text = text.replace("\\", "\\\\").replace('"', '\\"').replace("\r", "").replace("\n", "\\n")
+    text = visible(text.replace("\r", ""), "\n").replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{text}"'
 
 

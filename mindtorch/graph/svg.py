@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from ..base.words import visible
 from .boxes import IN, OUT, Box, inside
 from .graph import ComputationGraph
 from .layered import Grid, layered
@@ -180,4 +181,4 @@ def _wide(line: str) -> float:
 
 
 def _text(text: str) -> str:
-    return html.escape("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text), quote=False)
+    return html.escape(visible(text, "\n"), quote=False)

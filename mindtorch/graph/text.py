@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..base.words import counted
+from ..base.words import counted, visible
 from .fold import Folded, Item, fold, initialization, initialized
 from .graph import DATA, ComputationGraph, Node
 from .parts import Hole, Opaque, Output
@@ -184,17 +184,13 @@ def _line(item: Item, head: str, width: int, folded: Folded, pattern: str) -> st
         times += f"  {item.cls} ▸{ops_inside(node)}"
     if node.kind not in ("input", "parameter"):
         room = width - len(left) - len(times) - len(right) - 3
-        given = _clean(arguments(node, folded))
+        given = visible(arguments(node, folded))
         if len(given) > room:
             given = given[: max(room - 1, 0)] + "…" if room > 0 else ""
         left += f"({given})" if given else ""
-    left = _cut(_clean(left) + times, width - len(right) - 1)
+    left = _cut(visible(left) + times, width - len(right) - 1)
     return left + " " * (width - len(left) - len(right)) + right
 
 
 def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def _clean(text: str) -> str:
-    return "".join(c if c.isprintable() else "\ufffd" for c in text)

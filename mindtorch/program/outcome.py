@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .blame import is_ours, is_programs, is_tool_file
+from .leaving import Left
 from .termination import EXIT_CODE, Terminated
 
 __all__ = ["Outcome", "captured", "leave_forked_child", "strip_tool_frames", "wait_for_threads"]
@@ -27,13 +28,14 @@ class Outcome:
     """How a run ended. ``exit_code`` is what ``python script.py`` would have exited with.
 
     ours: the error is of this package's making (`blame.is_ours`). own: of the program's (`blame.is_programs`).
-    interrupted: by Ctrl-C or, where `terminated`, by SIGTERM.
+    interrupted: by Ctrl-C or, where `terminated`, by SIGTERM. left: by `os._exit`.
     """
 
     exit_code: int = 0
     error: BaseException | None = None
     interrupted: bool = False
     terminated: bool = False
+    left: bool = False
     result: Any = None
     ours: bool = False
     own: bool = False
@@ -69,6 +71,8 @@ def captured(work: Callable[[], Any]) -> Outcome:
     except Terminated as error:
         strip_tool_frames(error)
         return Outcome(EXIT_CODE, error, interrupted=True, terminated=True)
+    except Left as error:
+        return Outcome(error.status, left=True)
     except BaseException as error:  # noqa: BLE001 - not swallowed: handed back, shown by Outcome.show
         ours, own = is_ours(error), is_programs(error)  # while the frames that say so are there
         strip_tool_frames(error)

@@ -27,6 +27,7 @@ from typing import Any
 
 from ..base.errors import UsageError
 from .input_option import InputSpec, check_names, nested, parse_input
+from .leaving import leaving_with_a_report
 from .outcome import Outcome, captured, leave_forked_child, wait_for_threads
 from .termination import ending_with_a_report
 from .workload import Request, Workload
@@ -145,7 +146,7 @@ class Program:
         before = set(threading.enumerate())
         with _interpreter_state([self.path if self.is_model else self.argument, *self.script_args], self.path):
             outcome = captured(self._reported(work) if self.reported else work)
-            if not self.is_model and not outcome.terminated:
+            if not self.is_model and not outcome.terminated and not outcome.left:
                 if outcome.error is not None and any(not thread.daemon for thread in {*threading.enumerate()} - before):
                     outcome.show()  # as Python does, which then waits: a thread that never ends must not hide it
                 outcome = wait_for_threads(before, outcome)
@@ -157,7 +158,7 @@ class Program:
 
     def _reported(self, work: Callable[[], Any]) -> Callable[[], Any]:
         def run() -> Any:
-            with ending_with_a_report():
+            with ending_with_a_report(), leaving_with_a_report():
                 return work()
 
         return run

@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from mindtorch import load_report
+from mindtorch.base.errors import UsageError
 from mindtorch.cli.main import cli
 from mindtorch.cli.revisions import both
 
@@ -174,6 +176,10 @@ def test_C5_compressed_reports(reports: Path) -> None:
         lambda report: report["detail"]["rows"][0].pop(),
         lambda report: report["detail"]["rows"][0].__setitem__(3, 9999),
         lambda report: report["totals"].update(flops="many"),
+        lambda report: report["phases"].append(7),
+        lambda report: report["detail"].update(rows=None),
+        lambda report: report["detail"]["rows"][0].__setitem__(0, None),
+        lambda report: report["detail"]["rows"][0].__setitem__(5, "many"),
     ],
 )
 def test_C5_a_damaged_report_is_one_line_and_no_condition_that_holds(damage: Callable[..., Any], reports: Path) -> None:
@@ -182,7 +188,9 @@ def test_C5_a_damaged_report_is_one_line_and_no_condition_that_holds(damage: Cal
     Path("odd.json").write_text(json.dumps(report))
     done = genie("diff", "before.json", "odd.json")
     assert done.exit_code == 2 and done.stderr.count("\n") == 1, done.output
-    assert "odd.json" in done.stderr
+    assert "odd.json is damaged: " in done.stderr
+    with pytest.raises(UsageError, match=r"odd\.json is damaged: .*; make it again"):
+        load_report("odd.json")
 
 
 def test_C5_totals_are_whole_whatever_is_asked_for(reports: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes.util
 import os
 import subprocess
 from pathlib import Path
@@ -80,6 +81,14 @@ def test_C4_a_command_that_the_machine_lacks_has_changed_nothing(at: Path) -> No
         assert private_files.left_alone()["not_held_back"] == []
         subprocess.run(["true"], check=True)
         assert private_files.left_alone()["not_held_back"] == ["what child processes write (true)"]
+
+
+def test_C4_what_the_standard_library_asks_other_programs_has_changed_nothing(at: Path) -> None:
+    """pyarrow and others look for C libraries: "what child processes write (ldconfig)"."""
+    with estimating(GPU):
+        ctypes.util.find_library("c")
+        ctypes.util.find_library("no_such_library")  # it asks the compiler, too
+        assert private_files.left_alone()["not_held_back"] == []
 
 
 def test_C10_an_error_without_a_class_of_its_own_is_no_accelerators(at: Path) -> None:

@@ -173,3 +173,21 @@ def test_C4_what_is_noted_of_masks_is_no_loop(session: None) -> None:
     for _ in range(waiting_loops.MANY + 1):
         assert (x >= at).tolist() == [True] * 4
     assert waiting_loops.ended() == [] and assumptions.anything()
+
+
+@pytest.mark.parametrize("negated", [torch.bitwise_not, torch.logical_not])
+def test_C4_what_a_mask_leaves_that_kept_all_is_nothing_in_a_loop(negated: Callable[..., torch.Tensor]) -> None:
+    """Non-maximum suppression went round 10,000 times, and failed after that: masks of one line kept none, then."""
+    with Estimator() as estimator:
+        left, kept = torch.rand(6, 5), []
+        while left.size(0):
+            same = (left[:, 4] > left[0, 4]) & (left[:, 3] < 1)
+            same[0] = True
+            kept.append(left[same].mean(0))
+            left = left[negated(same)]
+        boxes = torch.rand(6, 5)
+        high = boxes[:, 4] > 0.5
+        parts = boxes[high], boxes[negated(high)]
+    assert len(kept) == 1
+    assert [len(part) for part in parts] == [6, 6]  # no loop has to end: the largest amount of work
+    assert not any("loops waited" in text for text in estimator.report()["warnings"])

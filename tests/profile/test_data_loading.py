@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from mindtorch._ext.looking import Look
 from mindtorch.profile import Profiler
@@ -248,6 +248,23 @@ def test_C2_workers_that_end_late_are_told_once(monkeypatch):
     (found,) = (row for row in report["findings"] if row["id"] == "data-wait")
     assert "the DataLoader starts and ends workers" in found["text"]
     assert found["seconds"] >= report["waits"]["workers_s"]
+
+
+def test_C2_a_loader_without_workers_neither_starts_nor_ends_any(monkeypatch):
+    """Making its iterator takes some samplers a while: "for another 1 % the DataLoader starts and ends workers"."""
+
+    late = "import time\ndef late(self):\n    time.sleep(0.3); return original(self)\n"
+    names = {"original": RandomSampler.__iter__}
+    exec(compile(late, str(Path(torch.__file__).parent / "utils" / "data" / "slow.py"), "exec"), names)
+    monkeypatch.setattr(RandomSampler, "__iter__", names["late"])
+    with Profiler(whole=True) as seen:
+        loader = DataLoader(torch.ones(8, 8), shuffle=True, batch_size=None)
+        for _ in range(2):
+            for batch in loader:
+                nn.Identity()(batch) + 1
+    report = seen.report()
+    assert report["waits"]["workers_s"] == 0
+    assert not any("workers" in row["text"] for row in report["findings"] if row["id"] == "data-wait")
 
 
 class Slow(Dataset):

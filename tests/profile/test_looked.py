@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mindtorch._ext import context
-from mindtorch.profile.report import looked
+from mindtorch.profile.report import looked, time_findings
 from mindtorch.profile.report.rows import Row
 
 _LIBRARY = str(Path(sysconfig.get_path("stdlib"), "site-packages", "library.py"))
@@ -19,6 +19,8 @@ _PLACES = {
     2: (_LIBRARY, 5, "step"),
     3: (_LIBRARY, 7, "draw"),
     4: ("program.py", 9, "main"),
+    5: ("program.py", 3, "main"),  # another call on line 3, or the same, reached by another way
+    6: ("program.py", 3, "main"),
 }
 
 
@@ -51,6 +53,23 @@ def test_C2_a_finding_names_the_heaviest_line_and_the_module_that_has_most_of_it
     assert (place["file"], place["line"], place["module"]) == ("program.py", 9, "net.head")
     assert of().heaviest(rows, lambda each: each.ns if each.location == 1 else 0)["line"] == 3
     assert of().heaviest([])["line"] == 0
+
+
+def test_C2_a_finding_names_the_line_that_has_most_of_it_in_all_its_calls() -> None:
+    """It named the line with the heaviest single call: an optimizer's step, not nine small operations at one line."""
+    rows = [row(4, 40, 9), row(1, 20, 8), row(5, 20), row(6, 20, 8)]
+    place = of().heaviest(rows)
+    assert (place["line"], place["module"]) == (3, "net")
+
+
+def test_C2_a_finding_names_the_line_that_reads_most_in_all_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_findings, "context", looked.context)
+    monkeypatch.setattr(time_findings.about, "read_seconds", lambda target: 0.02)
+    found = of(10)
+    found.forecast = SimpleNamespace(target=SimpleNamespace(model=None))  # type: ignore[assignment]
+    found.seen.reached, found.seen.stages = "main", {"main": SimpleNamespace(reads={4: 4, 1: 3, 5: 3})}
+    said = time_findings.reads(found)
+    assert said is not None and said.place["line"] == 3
 
 
 def test_C2_counts_are_per_iteration_where_there_are_iterations() -> None:

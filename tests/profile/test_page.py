@@ -20,7 +20,24 @@ from mindtorch.profile.measure import peak
 from mindtorch.profile.report import flame_boxes, page
 
 VIEWER = Path(page.__file__).with_name("viewer")
-EVIL = ["</script><b>", "<!-- <script>", "{{data}}{{script}}", "\\u003c'\"&amp;\u2028", "é\ud800"]
+EVIL = [
+    "</script><b>",
+    "<!-- <script>",
+    "{{data}}{{script}}",
+    "\\u003c'\"&amp;\u2028",
+    "é\ud800",
+    "\x1b[31mred",
+    "\u202egnp",
+]
+SHOWN = [
+    "</script><b>",
+    "<!-- <script>",
+    "{{data}}{{script}}",
+    "\\u003c'\"&amp;\ufffd",
+    "é\ufffd",
+    "\ufffd[31mred",
+    "\ufffdgnp",
+]
 
 
 class Markup(HTMLParser):
@@ -196,9 +213,9 @@ def test_C2_page_makes_no_markup_of_what_the_program_calls_things(record, tmp_pa
     assert tags["evil"] == tags["plain"]
     found = data_of(tmp_path / "evil.html")
     check_sums(found, report)
-    assert [row["label"] for row in rows(found["modules"]) if row["depth"] == 1] == EVIL
-    assert found["report"]["command"] == EVIL and [row["name"] for row in found["report"]["labels"]]
-    assert {row["source"] for row in rows(found["lines"])} == {"".join(EVIL)}
+    assert [row["label"] for row in rows(found["modules"]) if row["depth"] == 1] == SHOWN
+    assert found["report"]["command"] == SHOWN and [row["name"] for row in found["report"]["labels"]]
+    assert {row["source"] for row in rows(found["lines"])} == {"".join(SHOWN)}
 
 
 @pytest.mark.parametrize("most", [1, 3, 10])

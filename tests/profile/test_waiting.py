@@ -90,7 +90,7 @@ def test_C2_waiting_for_a_thread_that_nobody_sees_at_work():
 
 def test_C2_the_functions_that_wait_are_there():
     """A name that the standard library no longer has would be a wait that nobody sees."""
-    for file, name in waiting.functions():
+    for file, name in (each for each in waiting.functions() if isinstance(each, tuple)):
         assert f"def {name}(" in Path(file).read_text() or name in GONE, (file, name)
 
 

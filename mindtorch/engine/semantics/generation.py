@@ -7,7 +7,8 @@ state: a cache that it returns or fills, buffers that it changes. Then
   where it gets all tokens so far and takes the last itself: its state has grown by one then, as is seen at its end;
 - a call that reads such state otherwise (further parts of a prompt, another turn of a chat) is "prefill", and so is the
   call that the first decode, or such a call, followed;
-- all else is "forward": scoring, evaluation, generation without a cache.
+- all else is "forward": scoring, evaluation, generation without a cache. So are, in the end, all calls of a run in
+  which none decodes, or gets again what an earlier one has read: recurrent models are evaluated on text in parts.
 
 A token is new unless it is part of a tensor that an earlier call got other tokens from, unchanged since: a prompt in
 parts. Whether a call was a prefill is known when the next one begins; until then its phase is a candidate, which reads
@@ -18,16 +19,14 @@ One file: what is looked at is chosen for these questions alone.
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from itertools import islice
-from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ from torch._C import _functorch
 from mindtorch._ext import context
 from mindtorch._ext import lazy as _core
 from mindtorch._ext.signals import by_signal_handler
-from mindtorch.engine.semantics import owners
+from mindtorch.engine.semantics import own_attributes, owners
 
 __all__ = ["Generated", "install", "listeners", "over", "uninstall"]
 
@@ -66,6 +65,9 @@ class _State:
         self.objects: list[Any] = []  # weak references to what holds tensors
         self.tensors: list[weakref.ref[torch.Tensor]] = []
         self.inside = False  # the module's own
+        # What the last call returned beside its result, and which of that a next call got: attention, to draw, is not.
+        self.returned: list[weakref.ref[torch.Tensor]] = []
+        self.passed: set[int] = set()
         # What grew with the tokens, where calls get all of them so far.
         self.grows: tuple[int, tuple[int, ...]] | None = None
         # Place of tokens -> (what they were part of, its version).
@@ -119,7 +121,8 @@ class _Call:
         return any(id(t) in before and before[id(t)][0]() is t for before in self._had)
 
 
-listeners: list[Callable[[int], None]] = []  # told of the phase that a candidate had
+listeners: list[Callable[[int, int], None]] = []  # told of the phase that what was in the other one had
+_phases: set[int] = set()  # of a run's calls so far; decode, too, where one got more than what is new
 _counts: Counter[tuple[str, str]] = Counter()
 _cache_bytes = 0  # after the last call
 _states: dict[int, tuple[weakref.ref[torch.nn.Module], _State]] = {}
@@ -137,6 +140,7 @@ _now = _Running()
 
 
 def install() -> None:
+    _phases.clear()
     context.follow_generation(_enters, _left)
 
 
@@ -148,14 +152,18 @@ def uninstall() -> None:
 
 
 def over() -> None:
-    """No call comes that would make a prefill of the last."""
+    """No call comes that would make a prefill of the last, or of those that read state where none decodes."""
     _settle(_FORWARD)
+    if _phases == {_PREFILL}:
+        _tell(_FORWARD, _PREFILL)
+    _phases.clear()
 
 
 class Generated:
     """What was generated, by stage of a run: from when this is made on."""
 
     def __init__(self) -> None:
+        _phases.clear()
         self._before = Counter(_counts)
         self._stages: dict[str, Counter[tuple[str, str]]] = {}
 
@@ -168,7 +176,7 @@ class Generated:
     def facts(self, stage: str) -> dict[str, Any] | None:
         """Calls ("steps") and tokens of all sequences by phase, and what the cache holds; None where nothing was."""
         counted = self._stages.get(stage)
-        if not counted:
+        if not counted or not any(name == "decode" for found in self._stages.values() for name, _ in +found):
             return None
         return {
             "unit": "tokens",
@@ -212,6 +220,8 @@ def _phase(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     new = single and not state.had(tokens)
     count = shape.numel()
     if reads:
+        alive = ((number, ref()) for number, ref in enumerate(state.returned))
+        state.passed = {n for n, t in alive if t is not None and _place(t) in call.given} or state.passed
         _was_prefill(module)
         phase = _DECODE if new else _PREFILL
         if not single and _candidate is None:
@@ -280,6 +290,7 @@ def _wrote(call: _Call, result: Any) -> None:
     written = [holder for holder, before in call.held if not _is_same(before, _snapshot(holder))]
     written += [holder for holder, now in held if now and all(holder is not each for each, _ in call.held)]
     state.keep(written, tensors + filled)
+    state.returned = [weakref.ref(t) for t in tensors[1:]]
     inside = {} if call.inside is None else _changed(call.inside, _inside(call.module))
     state.inside = bool(inside)
     if call.sequences and _is_candidate(call.module):
@@ -287,12 +298,16 @@ def _wrote(call: _Call, result: Any) -> None:
         made = [t for t in (*returned, *got, *found) if not call.had(t)]
         sizes = call.growth.sizes(made)
         grown, state.grows = call.growth.growth(call.sizes, sizes, call.tokens // call.sequences)
+        if 0 < grown < call.tokens // call.sequences:
+            _phases.add(_DECODE)
+            _counts["decode", "again"] += 1
         call.phase = _DECODE if grown == 1 else _PREFILL
         _settle(call.phase, call.sequences * grown)
     if call.phase in (_PREFILL, _DECODE):
         # What else a call returns (hidden states) is none of the cache where that is kept elsewhere.
         cache = [_snapshot(holder) for holder in written] or [_snapshot(filled) or inside]
-        kept = {key: ref() for found in cache for key, (ref, _) in found.items()} or {id(t): t for t in tensors[1:]}
+        kept = {key: ref() for found in cache for key, (ref, _) in found.items()}
+        kept = kept or {id(t): t for n, t in enumerate(tensors[1:]) if not state.passed or n in state.passed}
         if kept:  # none: it failed
             _cache_bytes = sum(t.nbytes for t in kept.values() if t is not None)
     if _is_candidate(call.module) and not (written or inside or tensors or filled):
@@ -325,12 +340,17 @@ def _settle(phase: int, tokens: int = 0) -> None:
             _count(phase, tokens or _candidate[1])
         _core.tell_phase(_candidate[2], phase)
         _candidate = None
-        context.settle(phase)
-        for listener in list(listeners):
-            listener(phase)
+        _tell(phase, _CANDIDATE)
+
+
+def _tell(phase: int, was: int) -> None:
+    context.settle(phase, was)
+    for listener in list(listeners):
+        listener(phase, was)
 
 
 def _count(phase: int, tokens: int) -> None:
+    _phases.add(phase)
     _counts[context.PHASES[phase], "calls"] += 1
     _counts[context.PHASES[phase], "tokens"] += tokens
 
@@ -397,31 +417,8 @@ def _walk(value: Any, left: Iterator[int], *, into_objects: bool) -> Iterator[An
                 yield value
                 continue
             else:
-                inner = () if callable(value) else _attributes(value)
+                inner = () if callable(value) else own_attributes.values(value)
             todo.extend((each, depth + 1) for each in islice(inner, _WIDEST))
-
-
-def _attributes(value: Any) -> Iterator[Any]:
-    """What is in its dict and its slots, past all that the program would run to give them."""
-    kind: Any = type(value)
-    dicts, slots = _places_of(kind)
-    for own in dicts:
-        yield from own.__get__(value).values()
-    for slot in slots:
-        with suppress(AttributeError):  # nothing is in it
-            yield slot.__get__(value)
-
-
-@functools.lru_cache(256)
-def _places_of(kind: type) -> tuple[list[Any], list[Any]]:
-    """What gives the dict of an object of this class, and what gives its slots."""
-    dicts, slots = [], []
-    for cls in kind.__mro__:
-        if isinstance(own := vars(cls).get("__dict__"), GetSetDescriptorType):
-            dicts.append(own)
-        if "__slots__" in vars(cls):
-            slots += [slot for slot in vars(cls).values() if isinstance(slot, MemberDescriptorType)]
-    return dicts, slots
 
 
 def _is_cache(value: Any) -> bool:

@@ -2,6 +2,8 @@
 
 That number is finite, so ``isfinite`` is True, and a loop that waits for convergence ends. Of a result only one value
 is known, that of all its elements, however many there are: they come from one number.
+
+One file: what comparisons say, and which rows masks keep, is noted of the same tensors.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from ...devices import mode
 from ...engine.record.predict import MOST_KNOWN, little
 from ...ops import about
 from ...ops.decisions import ARITHMETIC, NUMBERS, REDUCING, ROUTING
-from . import assumptions
+from . import assumptions, waiting_loops
 
 __all__ = [
     "TO_SPARSE", "balanced", "decide", "elements", "install", "keeps", "lose", "meet", "read", "rows", "uniform",
@@ -33,6 +35,7 @@ __all__ = [
 VOCABULARY = 1000  # candidates: so many are tokens, not experts
 _equal = WeakIdKeyDictionary()  # results of comparisons with unknown values that say which integers are equal
 _rows = WeakIdKeyDictionary()  # masks of which a part is unknown: which rows they keep where that part keeps all
+_kept = WeakIdKeyDictionary()  # unknown masks that have kept all rows
 _balanced = False
 
 
@@ -47,6 +50,7 @@ def balanced(on: bool) -> Iterator[None]:
         _balanced = before
         _equal.clear()
         _rows.clear()
+        _kept.clear()
 
 
 def install() -> None:
@@ -115,6 +119,8 @@ def keeps(name: str, t: Any) -> Any:
     dtype = _core.meta_of(_core.get_handle(t))[0]
     masks = dtype in _MASKS or name in TO_SPARSE or name == "aten::nonzero"
     if masks and about(name).sizes_from_values and name not in _COUNTING and t not in _equal:
+        if dtype is torch.bool:
+            _kept[t] = True
         return True if dtype is torch.bool else 1
     return uniform(t)
 
@@ -159,7 +165,14 @@ def _at_the_first(call: int, info: Any, inputs: list[Any], values: list[Any]) ->
 
 
 def _combine(call: int, info: Any, inputs: list[Any], results: list[Any], values: list[Any]) -> None:
-    """Note which rows a mask keeps that is made of known masks and unknown ones: thresholds, that keep all of them."""
+    """Note which rows a mask keeps that is made of known masks and unknown ones: thresholds, that keep all of them.
+
+    In a ``while``, what is not in a mask that has kept all rows keeps none: non-maximum suppression goes round until
+    nothing is left.
+    """
+    if info.name in _NOT and results and inputs[0] in _kept and waiting_loops.inside():
+        _rows[results[0]] = torch.zeros(results[0].shape, dtype=torch.bool, device="cpu")
+        return
     if info.name not in _COMBINING or not results or any(t.dtype is not torch.bool for t in (*inputs, *results)):
         return
     some = any(v is not None and not _is_uniform(v) for v in values) and None in values
@@ -182,6 +195,9 @@ _COMBINING = frozenset(f"aten::{name}" for name in (
     "logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor bitwise_not __and__ __or__ "
     "__xor__ mul"
 ).split())  # fmt: skip
+
+
+_NOT = frozenset({"aten::logical_not", "aten::bitwise_not"})
 
 
 def rows(t: Any, op: str, value: torch.Tensor | None) -> torch.Tensor | None:
@@ -212,6 +228,7 @@ def lose(t: Any) -> None:
     """Something that nobody knows was written to ``t``."""
     _core.lose(_core.get_handle(t))
     _rows.pop(t, None)
+    _kept.pop(t, None)
 
 
 def decide(call: int, info: Any, inputs: list[Any], results: list[Any], values: list[Any]) -> bool:

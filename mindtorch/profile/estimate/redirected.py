@@ -17,6 +17,7 @@ import shutil
 import stat
 import sys
 import tempfile
+import types
 import urllib.parse
 from collections.abc import Callable
 from contextlib import suppress
@@ -406,12 +407,29 @@ def _is_there(program: str, environment: Any) -> bool:
     return os.sep in program or shutil.which(program, path=path) is not None
 
 
+#: Of the standard library: what they start tells them of libraries and the machine, and writes scratch files at most.
+_ASKING = frozenset(os.path.join(os.path.dirname(os.__file__), name)
+                    for name in (os.path.join("ctypes", "util.py"), "platform.py", "uuid.py"))  # fmt: skip
+
+
+def _is_asking() -> bool:
+    """Whether it is one of these that starts a process: `ldconfig -p`, of `ctypes.util.find_library`."""
+    frame: types.FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_filename in _ASKING:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _audited(event: str, args: tuple[Any, ...]) -> None:
     if _now is None or (event != "open" and event not in _CHANGES and event not in _STARTS):
         return
     if getattr(local, "ours", False):
         return
     if event in _STARTS:
+        if _is_asking():
+            return
         if event != "subprocess.Popen" or _is_there(os.fsdecode(args[0]), args[3]):
             _now.children.add(os.path.basename(os.fsdecode(args[0]).split()[0]))
         return

@@ -23,7 +23,7 @@ from ..._ext import ledger as _ledger
 from ...base.errors import NoDataError
 from ...base.file_names import short_names
 
-__all__ = ["MANY", "begin", "ended", "said", "turned"]
+__all__ = ["MANY", "begin", "ended", "inside", "said", "turned"]
 
 MANY = 10_000  # reads at one line before it is told the opposite of the assumption
 FEW_ROUNDS, MUCH_WORK = 100, 200_000  # of a loop that nothing else can end: rounds, and calls that it has made
@@ -94,6 +94,27 @@ def turned(value: Any, dtype: torch.dtype, reads: int) -> Any:
     return _other(value, dtype, step, code.co_filename, loop.line, loop.rounds)
 
 
+def inside() -> bool:
+    """Is the program's line in a ``while``?"""
+    file, line, _function = _context.location(_context.get_location()) or ("", 0, "")
+    return any(line in lines for lines in _bodies(file))
+
+
+@functools.lru_cache(256)
+def _bodies(file: str) -> list[range]:
+    """The lines of each ``while`` of the file."""
+    loops = [each for each in ast.walk(_tree(file)) if isinstance(each, ast.While)]
+    return [range(loop.lineno, (loop.end_lineno or loop.lineno) + 1) for loop in loops]
+
+
+def _tree(file: str) -> ast.Module:
+    """Empty, of a program that Python compiled from something else."""
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])
+
+
 def _other(value: Any, dtype: torch.dtype, step: int, file: str, line: int, rounds: int) -> Any:
     if (file, line) not in _ended:
         _ended[file, line] = rounds
@@ -136,12 +157,8 @@ def _tests(code: types.CodeType) -> dict[int, tuple[int, bool]]:
 
 @functools.lru_cache(256)
 def _tests_in(file: str) -> dict[int, tuple[int, bool]]:
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):  # of a program that Python compiled from something else
-        return {}
     found: dict[int, tuple[int, bool]] = {}
-    for loop in ast.walk(tree):
+    for loop in ast.walk(_tree(file)):
         if isinstance(loop, ast.While):
             for_ever = isinstance(loop.test, ast.Constant)
             ways = list(_ways_out(loop.body))

@@ -206,6 +206,7 @@ class Profiler(Run):
         self._child_watch.__exit__()
         self.children = dict(self._child_watch.found)
         self.devices.stop()
+        generation.over()  # while the collector hears of it
         self.collector.stop()
         self._queued.note(self.collector.stopped, self._run_queue.look())
         self._watch.__exit__()
@@ -229,7 +230,6 @@ class Profiler(Run):
         self.interrupted = self.interrupted or (kind is not None and issubclass(kind, KeyboardInterrupt))
         self.compiled = compiled_frames() - self._frames
         self.book.refresh()
-        generation.over()
         context.forget_loss()
         if not self._announced and not self.frozen_ns:
             self.iterations.finish(self.collector.stopped)

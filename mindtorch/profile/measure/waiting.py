@@ -6,8 +6,10 @@ Those of the standard library; of torch's, those that save and load, and those t
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
+from torch.utils.data import dataloader
 
 from mindtorch.base import children
 from mindtorch.profile.report.recording import WORKERS
@@ -16,6 +18,7 @@ from mindtorch.profile.report.recording import WORKERS
 FOR = ("", "threads", "the network", "child processes", WORKERS, "files")
 _THREADS, _NETWORK, _CHILDREN, _WORKERS, _FILES = 1, 2, 3, 4, 5
 
+_WITH_WORKERS = dataloader._MultiProcessingDataLoaderIter
 _FUNCTIONS = (
     (_THREADS, "threading.py", "join wait acquire _wait_for_tstate_lock _shutdown"),
     (_THREADS, "queue.py", "get put join"),
@@ -32,10 +35,10 @@ _FUNCTIONS = (
 )
 
 
-def functions() -> dict[tuple[str, str], int]:
-    """{(file, name) of a function: number of what it waits for}"""
+def functions() -> dict[Any, int]:
+    """{(file, name) of a function, or its code where others of the file have that name: number of what it waits for}"""
     library = os.path.dirname(os.__file__)
-    found = {
+    found: dict[Any, int] = {
         (os.path.join(library, *file.split("/")), name): what
         for what, file, names in _FUNCTIONS
         for name in names.split()
@@ -43,5 +46,6 @@ def functions() -> dict[tuple[str, str], int]:
     for name in ("save", "load"):
         found[os.path.join(os.path.dirname(torch.__file__), "serialization.py"), name] = _FILES
     for name in ("__init__", "_reset", "_shutdown_workers"):  # to start and to end; batches are waited for in a phase
-        found[os.path.join(os.path.dirname(torch.__file__), "utils", "data", "dataloader.py"), name] = _WORKERS
+        if (code := getattr(getattr(_WITH_WORKERS, name, None), "__code__", None)) is not None:
+            found[code] = _WORKERS
     return {**found, (children.__file__, "stand_in"): _CHILDREN}  # os.system waits in C, called from there

@@ -94,21 +94,25 @@ class Looked:
 
     def heaviest(self, rows: Iterable[Row], weight: Callable[[Row], float] = lambda row: row.ns) -> dict[str, Any]:
         """The place where most of them is: a line of the program's own before one of a library, if it has enough."""
-        found: Counter[tuple[int, int]] = Counter()
+        found: dict[Any, Counter[int]] = defaultdict(Counter)  # by line, which has a number for each call on it
         for row in rows:
-            found[row.location, row.module] += weight(row)  # type: ignore[assignment]
-        lines: Counter[int] = Counter()
-        for (location, _), much in found.items():
-            lines[location] += much
+            found[context.location(row.location)][row.module] += weight(row)  # type: ignore[assignment]
+        lines: dict[Any, float] = {where: sum(modules.values()) for where, modules in found.items()}
         enough = _OWN * sum(lines.values())
 
-        def own(location: int) -> bool:
-            where = context.location(location)
-            return lines[location] >= enough and where is not None and not package_of(where[0])
+        def own(where: Any) -> bool:
+            return lines[where] >= enough and where is not None and not package_of(where[0])
 
-        line = max(lines, key=lambda location: (own(location), lines[location]), default=0)
-        modules = {module: much for (location, module), much in found.items() if location == line}
-        return self.place(line, max(modules, key=modules.__getitem__, default=0))
+        where = max(lines, key=lambda where: (own(where), lines[where]), default=None)
+        modules = found[where]
+        return self.at(where, max(modules, key=modules.__getitem__, default=0))
+
+    def busiest(self, counts: Mapping[int, int]) -> dict[str, Any]:
+        """The line with most of what is counted by location."""
+        lines: Counter[Any] = Counter()
+        for location, often in counts.items():
+            lines[context.location(location)] += often
+        return self.at(max(lines, key=lines.__getitem__, default=None))
 
     def forward(self, rows: Iterable[Row]) -> list[Row]:
         """Those that are not of a backward pass, whose line says nothing; all, if there are no others."""
@@ -116,7 +120,11 @@ class Looked:
         return [row for row in rows if row.phase != BACKWARD] or rows
 
     def place(self, location: int, module: int = 0) -> dict[str, Any]:
-        return {**sourceline.facts(context.location(location)), "module": self.seen.names[module] if module else ""}
+        return self.at(context.location(location), module)
+
+    def at(self, where: Any, module: int = 0) -> dict[str, Any]:
+        """where: file, line and function, or None."""
+        return {**sourceline.facts(where), "module": self.seen.names[module] if module else ""}
 
     def saved(self, device: Mapping[int, float], calls: Mapping[int, float] | None = None) -> float:
         """Seconds that an estimate is shorter by, if its phases took so much less of the device, and of the host: a

@@ -227,7 +227,7 @@ def reads(of: Looked) -> Said | None:
         "because the device is idle after each read until the next launch"
     )
     to_try = "keep values on the device (torch.where, a sum that is read once at the end) instead of .item() and .cpu()"
-    return Said(text, share, of.place(max(reads, key=reads.__getitem__, default=0)), to_try)
+    return Said(text, share, of.busiest(reads), to_try)
 
 
 def attention(of: Looked) -> Said | None:
@@ -370,7 +370,7 @@ def optimizer(of: Looked) -> Said | None:
     busy = sum(row.ns for row in mine if row.sig) / 1e9
     launched = sum(row.calls * of.forecast.host(row.sig, OPTIMIZER) for row in mine if row.sig)
     share = of.part(of.saved({OPTIMIZER: busy - device}, {OPTIMIZER: min(launched, whole) - host}))
-    kernels = "one fused kernel" if round(a_step) == 1 else f"{a_step:,.0f} fused kernels, one for each step(),"
+    kernels = "one fused kernel" if a_step == 1 else f"{a_step:.3g} fused kernels, one for each step(),"
     text = (
         f"{named} takes {percent(of.part(whole))} of the time in {often}; {kernels} would save about "
         f"{percent(share)}, by the bytes moved"
@@ -381,8 +381,8 @@ def optimizer(of: Looked) -> Said | None:
 def _of_optimizer(of: Looked) -> list[Row]:
     """The rows of optimizers' steps, without those of a hook that clips gradients, and of what makes the state."""
     mine = [row for row in of.rows if row.phase == OPTIMIZER and not _makes(of, row)]
-    norms = {row.location for row in mine if of.op(row) in _NORMS}
-    others = [row for row in mine if row.location not in norms]
+    norms = {context.location(row.location) for row in mine if of.op(row) in _NORMS}
+    others = [row for row in mine if context.location(row.location) not in norms]
     if any(row.sig for row in others):
         return others
     return [row for row in mine if of.op(row) not in _NORMS]  # the hook is torch's own function

@@ -1,0 +1,77 @@
+"""C8: a program that ends by os._exit has a report of what ran until then, and ends as it would under plain Python."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ENTRY = "import sys; sys.argv[0] = 'genie'; from mindtorch.cli.main import entry; entry()"
+PROGRAM = """
+import atexit, multiprocessing, os, sys, threading, time
+import torch
+
+atexit.register(print, "an exit handler")
+how = sys.argv[1]
+model = torch.nn.Linear(4, 4)
+for step in range(4):
+    model(torch.ones(2, 4)).sum().backward()
+torch.save(model, "model.pt")
+if how == "child":
+    child = multiprocessing.get_context("fork").Process(target=os._exit, args=(5,))
+    child.start()
+    child.join()
+    print("child", child.exitcode)
+elif how == "hangs":
+    threading.Thread(target=time.sleep, args=(300,)).start()
+print("leaves", flush=True)
+if how == "thread":
+    threading.Thread(target=os._exit, args=(3,)).start()
+    time.sleep(60)
+elif how == "caught":
+    try:
+        os._exit(3)
+    except BaseException:
+        pass
+    sys.exit(1)
+os._exit(3)
+"""
+
+
+def run(folder: Path, how: str, *words: str) -> tuple[int, str, str]:
+    """words: of genie, if any."""
+    command = [sys.executable, *(("-c", ENTRY) if words else ()), *words, "train.py", how]
+    found = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    return found.returncode, found.stdout, found.stderr
+
+
+@pytest.mark.parametrize(("how", "command"), [
+    ("at its end", ("profile",)), ("at its end", ("profile", "--target", "h100")), ("at its end", ("graph",)),
+    ("hangs", ("profile",)), ("child", ("profile",)), ("caught", ("profile",)),
+])  # fmt: skip
+def test_C8_what_leaves_by_os_exit_has_a_report(tmp_path: Path, how: str, command: tuple[str, ...]) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    printed = "child 5\nleaves\n" if how == "child" else "leaves\n"
+    code, out, err = run(tmp_path, how, *command, "--json", "report.json")
+    assert (code, out[: len(printed)]) == (3, printed), err
+    assert "an exit handler" not in out and "Traceback" not in err and "ended with" in err
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["nodes"] if command == ("graph",) else report["totals"]["ops"] and report["exit_code"] == 3
+    assert (tmp_path / "model.pt").exists() == ("--target" not in command)
+
+
+def test_C8_os_exit_in_another_thread_ends_at_once_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    code, out, err = run(tmp_path, "thread", "profile")
+    assert (code, out) == (3, "leaves\n") and "os._exit(3) in a thread of its own: no report" in err
+
+
+def test_C4_check_says_what_it_found_of_a_program_that_leaves(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    code, out, err = run(tmp_path, "at its end", "check", "--target", "h100")
+    assert out.startswith("leaves\ntrain.py: ") and "an exit handler" not in out, err
+    assert code == (0 if "runs and fits" in out else 1)
+    assert not (tmp_path / "model.pt").exists()
