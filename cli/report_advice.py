@@ -20,7 +20,7 @@ def alternatives(report: dict[str, Any], canvas: Canvas) -> None:
         return
     canvas.heading("Alternatives", "each change estimated for the whole run")
     if not rows:
-        canvas.paragraph("None of the changes that genie knows makes a difference here.")
+        canvas.paragraph("None of the changes that genie can try makes a difference here.")
         return
     canvas.sheet_head("  change", _COLUMNS)
     now = {"changes": ["as it is"], **figures(report)}

@@ -98,7 +98,7 @@ def assumed(report: dict[str, Any], canvas: Canvas) -> None:
         return
     calls = sum(row.get("calls", 1) for row in rows)
     canvas.paragraph(
-        f"values that an estimate does not know were assumed {counted(calls, 'time')} (--assume to choose):",
+        f"unknown values were assumed {counted(calls, 'time')} (--assume sets them):",
         "yellow",
         "  · ",
     )

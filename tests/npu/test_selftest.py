@@ -98,7 +98,7 @@ def test_C7_an_npu_is_tried_and_a_report_written(here: Path) -> None:
     result = genie("npu", "--test")
     assert result.exit_code == 0, result.output
     assert "passed   copies: 46 copies\npassed   memory: " in result.stdout
-    assert "says nothing of hardware" in result.stderr and "none of 2 failed" in result.stderr
+    assert "say nothing about hardware" in result.stderr and "none of 2 failed" in result.stderr
     report = json.loads((here / "npu-test.json").read_text())
     assert [row["check"] for row in report["checks"]] == ["copies", "memory"]
     assert report["devices"][0]["type"] == "npu" and report["versions"]["torch"]
@@ -127,9 +127,9 @@ def test_C7_a_check_that_ends_its_process_or_never_ends_is_that_checks_alone(
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--test"], "--test and --report are of an NPU"),
-        (["cpu", "--test"], "--test and --report are of an NPU"),
-        (["npu", "--report", "x.json"], "--report is of --test"),
+        (["--test"], "--test and --report are for an NPU"),
+        (["cpu", "--test"], "--test and --report are for an NPU"),
+        (["npu", "--report", "x.json"], "--report needs --test"),
     ],
 )
 def test_C7_what_cannot_be_tested_is_refused(args: list[str], words: str) -> None:
