@@ -119,8 +119,8 @@ class Profile(Report, Profiler):
         for name in options:
             if name not in _OPTIONS:
                 raise TypeError(
-                    f"[profile] expected options of {', '.join(_OPTIONS)}, got {name!r}; what a model gets by name "
-                    f"goes into a function: mindtorch.profile(lambda: model(x, {name}=...))"
+                    f"[profile] expected options of {', '.join(_OPTIONS)}, got {name!r}; to pass the model a "
+                    f"keyword argument, profile a function: mindtorch.profile(lambda: model(x, {name}=...))"
                 )
         Profiler.__init__(self, whole=whole, **options)
 
@@ -136,7 +136,7 @@ class Profile(Report, Profiler):
     def _made(self) -> dict[str, Any]:  # type: ignore[override]
         """The report; it does not change any more. Raises RuntimeError before the end of the block."""
         if not self._ended:
-            raise RuntimeError("[profile] expected the block to have ended, got a profile that is still being made")
+            raise RuntimeError("[profile] expected the block to have ended, got a profile that is still recording")
         return self.report()
 
     # ---- as a whole
@@ -198,9 +198,7 @@ def profiled(of: Callable[..., object], *inputs: Any, warmup: int = 1, steps: in
     if not callable(of):
         raise TypeError(f"[profile] expected a model or a function first, got {of!r}")
     if inspect.isgeneratorfunction(of) or inspect.iscoroutinefunction(of) or inspect.isasyncgenfunction(of):
-        raise TypeError(
-            f"[profile] expected a function that runs when it is called, got {of!r}, which only begins then"
-        )
+        raise TypeError(f"[profile] expected a function that runs when it is called, got {of!r}, which runs only later")
     check_iterations("profile", warmup, steps)
     profile = Profile(whole=False, **options)
     with profile:
@@ -260,6 +258,6 @@ def _options(line: str) -> tuple[dict[str, Any], str]:
     except ValueError as error:
         raise UsageError(f"[%%genie] expected a number of iterations: {error}") from None
     except getopt.GetoptError as error:
-        raise UsageError(f"[%%genie] {error.msg}; there are --warmup N, --steps N, --lines, --hits, --shapes, -o NAME"
+        raise UsageError(f"[%%genie] {error.msg}; expected --warmup N, --steps N, --lines, --hits, --shapes, -o NAME"
                          ) from None  # fmt: skip
     return found, dict(given).get("-o", "")

@@ -252,7 +252,7 @@ def described(value: Any) -> int:
 def _view_bits(dtype: torch.dtype, bits: int) -> None:
     within("bits", bits, 4)
     if bits & 1 and not dtype.is_complex:
-        raise WireError(f"expected a complex dtype for what is conjugated, got {dtype}")
+        raise WireError(f"expected a complex dtype for a conjugated tensor, got {dtype}")
 
 
 def within(what: str, number: Any, end: int) -> None:

@@ -473,7 +473,7 @@ def _sendable(a: Any, given: list[torch.Tensor]) -> Any:
     """An argument of a call as it goes into a message; its tensors go into ``given``."""
     if isinstance(a, torch.Tensor):
         if a.device != META:
-            raise WireError(f"expected what stands for a value, got a tensor on {a.device}")
+            raise WireError(f"expected the meta tensor that mirrors a remote value, got a tensor on {a.device}")
         given.append(a)
         return Reference(len(given) - 1, a.requires_grad)
     if isinstance(a, torch.device):
