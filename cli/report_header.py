@@ -18,7 +18,7 @@ _MODELS = 4  # named
 _BOUNDS = ("compute", "memory", "launch")  # what a predicted time is bound by
 _WAITS = {
     "data_s": "loading data",
-    "recompute_s": "computing forward passes again in backward",
+    "recompute_s": "recomputing forward passes in backward",
     "in_backward_s": "calling modules in backward",
     "children_s": "waiting for child processes",
     "workers_s": "waiting for a DataLoader's workers to start and to end",

@@ -171,7 +171,7 @@ def test_C4_quantization_that_is_not_sized_is_refused(here: Path, method: str) -
     small = {**LLAMA_405B, "hidden_size": 64, "num_hidden_layers": 1, "quantization_config": {"quant_method": method}}
     (here / "config.json").write_text(json.dumps(small))
     result = genie("--target", "h100", "config.json")
-    assert result.exit_code == 2 and f"quantization_config ({method}) is not known" in result.output
+    assert result.exit_code == 2 and f"quantization_config ({method}) is not supported" in result.output
 
 
 def test_C4_memory_of_the_host_is_held_against_no_card(here: Path) -> None:

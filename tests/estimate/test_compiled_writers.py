@@ -79,7 +79,7 @@ def test_C4_a_command_that_the_machine_lacks_has_changed_nothing(at: Path) -> No
                 subprocess.run(command, check=True, env=environment)
         assert private_files.left_alone()["not_held_back"] == []
         subprocess.run(["true"], check=True)
-        assert private_files.left_alone()["not_held_back"] == ["what child processes write (true)"]
+        assert private_files.left_alone()["not_held_back"] == ["files that child processes write (true)"]
 
 
 def test_C10_an_error_without_a_class_of_its_own_is_no_accelerators(at: Path) -> None:

@@ -39,8 +39,12 @@ def test_N7_checks_that_change_settings_pass_alone(in_npu_program: Any) -> None:
         ("library.fail('aclrtStreamWaitEvent', 1, 107000)", "streams and events", "107000"),
         ("npu.device_count = lambda: 1", "events across devices", "there is one device"),
         ("torch.Tensor.backward = lambda self: self.sum()", "perceptron", ""),
-        ("npu.mem_get_info = lambda index: (1, 100)", "memory", "twice the 100 bytes of the device were given"),
-        ("npu.memory_allocated = lambda index: 0", "memory", "4 MiB were made, and 0 bytes more"),
+        (
+            "npu.mem_get_info = lambda index: (1, 100)",
+            "memory",
+            "an allocation of twice the device's 100 bytes succeeded",
+        ),
+        ("npu.memory_allocated = lambda index: 0", "memory", "allocating 4 MiB raised memory_allocated by 0 bytes"),
         (
             "step, at = selftest._step, iter(range(9)); selftest._step = lambda *args: (next(at) + step(*args)[0], [])",
             "deterministic algorithms",

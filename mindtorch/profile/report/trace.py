@@ -33,7 +33,7 @@ def write_trace(seen: Recording, path: str | os.PathLike[str], max_events: int =
     """
     log = seen.log
     if log is None:
-        raise ValueError("[write_trace] expected a measured run, got an estimate: nothing ran that could be drawn")
+        raise ValueError("[write_trace] expected a measured run, got an estimate, which has no timeline")
     kept = min(log.event_count(), max_events)
     dropped = log.dropped_events + log.event_count() - kept
     with atomic(path) as file:

@@ -31,7 +31,7 @@ def warnings(
             "modules ran in threads that started before the profile or outside Python; their work is not counted"
         )
     if seen.compiled:
-        found.append("compiled functions ran: kernels that their backend made count as time between ops, without FLOPs")
+        found.append("compiled functions ran: their backend's kernels count as time between ops, without FLOPs")
     if seen.torch_profiles:
         times = f"torch's own profiler ({seen.torch_profiles} ×)"
         found.append(
