@@ -107,10 +107,10 @@ class Report:
 
 
 class Profile(Report, Profiler):
-    """A `Profiler` that knows how to show itself: ``print(p)``, after the block; in a notebook, as a page.
+    """A `Profiler` that shows itself: ``print(p)`` after the block; in a notebook, as a page.
 
     ``p.report()`` is the same as a dict, as ``genie profile --json`` writes it; ``p.show(by="line")`` is one table in
-    full: "module", "op", "line" or "phase". All that runs in the block is reported.
+    full: "module", "op", "line" or "phase". The report covers everything that runs in the block.
     """
 
     _ended = False
@@ -158,9 +158,9 @@ class Profile(Report, Profiler):
 
     def save(self, path: str | os.PathLike[str], format: str | None = None) -> None:
         """Write a file, as the options of ``genie profile`` do: x.json, x.csv, x.html, x.trace.json, x.flame.json, or
-        what `format` says ("json", "csv", "html", "trace", "flame"). What ends in .gz is packed, but for a page.
+        what `format` says ("json", "csv", "html", "trace", "flame"). A name that ends in .gz is compressed, except for
 
-        Raises UsageError where the name says no format, or where genie did not write the file that is there.
+        a page. Raises UsageError if the name implies no format, or if genie did not write the existing file.
         """
         made = self._made
         each = _format(os.fspath(path), format)
@@ -173,7 +173,7 @@ class Profile(Report, Profiler):
 def load_report(path: str | os.PathLike[str]) -> Report:
     """The report in a file that ``genie profile --json`` or `Profile.save` wrote, packed (.gz) or not.
 
-    Raises UsageError where it is none, or of another ``schema_version``.
+    Raises UsageError if the file is not a report, or has another ``schema_version``.
     """
     made = from_file.read(path)
     from_file.check(made, os.fspath(path))

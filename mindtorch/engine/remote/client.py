@@ -47,9 +47,9 @@ _UNASKED = 32  # storages whose contents come unasked with one reply
 
 @one_thread_at_a_time
 class RemoteExecutor(Session, Homes):
-    """Runs recordings where ``send(message) -> reply`` leads to a `Worker`; see `exchange.Session`.
+    """Runs recordings on the `Worker` that ``send(message) -> reply`` reaches; see `exchange.Session`.
 
-    Where there is ``post``, what is pending after a read begins while the program goes on.
+    With ``post``, operations pending after a read start while the program goes on.
     """
 
     #: Where it is one of several: lets values be here that others have (see `spread.SpreadExecutor`).
