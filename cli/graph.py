@@ -335,10 +335,10 @@ def _record(program: Program, steps: int | None, device: str | None) -> tuple[Ou
                     click.echo(f"genie: the program ended after fewer than {few}: the graph covers all of it", err=True)
             if compiled := compiled_frames() - frames:
                 unseen = counted(compiled, "compiled function")
-                click.echo(f"genie: the graph leaves out the ops of {unseen}", err=True)
+                click.echo(f"genie: the graph leaves out operations of {unseen}", err=True)
             if children:
                 unseen = counted(sum(children.values()), "child process")
-                click.echo(f"genie: the graph leaves out what {unseen} ran: {', '.join(children)}", err=True)
+                click.echo(f"genie: the graph leaves out operations of {unseen}: {', '.join(children)}", err=True)
             assumed = known.assumed() if device is not None else []
             apart = left_alone(private_files.left_alone())
     for words in apart:

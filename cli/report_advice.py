@@ -23,7 +23,7 @@ def alternatives(report: dict[str, Any], canvas: Canvas) -> None:
         canvas.paragraph("None of the changes that genie can try makes a difference here.")
         return
     canvas.sheet_head("  change", _COLUMNS)
-    now = {"changes": ["as it is"], **figures(report)}
+    now = {"changes": ["unchanged"], **figures(report)}
     for row in [now, *rows]:
         fits = {True: "yes", False: "no", None: ""}[row["fits"]]
         cells = [bytes_text(row["peak_bytes"]), fits, seconds(row["time_s"])]

@@ -261,7 +261,7 @@ def test_C6_compiled_functions_are_named_as_left_out(here):
     (here / "fast.py").write_text(NET + "\ntorch.compile(Net(), backend='eager')(torch.ones(3, 4))\n")
     result = genie("fast.py")
     torch._dynamo.reset()
-    assert result.exit_code == 0 and "leaves out the ops of 1 compiled function" in result.stderr
+    assert result.exit_code == 0 and "leaves out operations of 1 compiled function" in result.stderr
 
 
 def test_C3_raw_threads_are_in_the_graph(here):

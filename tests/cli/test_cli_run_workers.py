@@ -75,7 +75,7 @@ def test_R5_a_program_for_one_device_runs_on_several_workers_with_the_same_outpu
         planned.err
     )
     table = planned.out.splitlines()
-    assert any(line.split()[:3] == ["all", "on", "one"] and "lacks" in line for line in table)
+    assert any(line.split()[:3] == ["all", "on", "one"] and "short by" in line for line in table)
     assert any(line.split()[:2] == ["equal", "layers"] for line in table)
     assert "tensor" not in planned.out and len(table) == len(
         [line for line in table if line.startswith(("genie", "  "))]
