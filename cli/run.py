@@ -157,7 +157,7 @@ def _say_what_it_waited_for(seconds: float) -> None:
     click.echo(
         f"genie run: {reads:,} reads of values took {waited:.1f} s of {seconds:.1f} s, {count:,} of them at {at} "
         f"({there:.1f} s): each waits for the executor, on average for {counted(operations, 'operation')}; fewer "
-        "reads, each of more values, wait less",
+        "reads of larger tensors wait less",
         err=True,
     )
 

@@ -179,7 +179,7 @@ def test_C4_memory_of_the_host_is_held_against_no_card(here: Path) -> None:
     (here / "host.py").write_text("import torch\nx = torch.zeros(2 ** 40, dtype=torch.uint8)\ny = x + 1\n")
     result = genie("--target", "h100", "host.py")
     assert result.exit_code == 0, result.output
-    assert "peak 2.00 TiB of the host" in result.output
+    assert "peak 2.00 TiB of host memory" in result.output
     assert "to spare" not in result.output and "does not fit" not in result.output
     result = CliRunner().invoke(cli, ["check", "--target", "h100", "host.py"], prog_name="genie")
     assert result.exit_code == 0 and "this is host memory" in result.output
