@@ -51,7 +51,7 @@ def at(position: int, item: Any) -> Callable[[tuple], tuple]:
         ("run", read, at(1, [(0, -1, (1,), 0)]), "an output in 0..0, got -1"),
         ("run", read, at(1, [(99, 0, (1,), 0)]), "a record in 0..1, got 99"),
         ("run", read, at(1, [(0, 0, (1, 1), 0)]), "sizes and strides"),
-        ("run", read, at(1, [(0, 0, (-1,), 0)]), "0 and more, got -1"),
+        ("run", read, at(1, [(0, 0, (-1,), 0)]), "at least 0, got -1"),
         ("run", read, at(1, [(0, 0, (1 << 47,), 0)]), "fewer elements"),
         ("run", read, at(0, [(0, 0, "IndexError", "no")]), "a new failure, got 0"),
         ("run", read, at(0, [(5, 1, "IndexError", "no")]), "a record in 0..1, got 5"),
