@@ -297,7 +297,7 @@ def _fourier(a: SimpleNamespace) -> None:
 
 def _distances(a: SimpleNamespace) -> None:
     if a.x1.dim() < 2 or a.x2.dim() < 2 or a.x1.shape[-1] != a.x2.shape[-1]:
-        wrong(f"expected points with equally many coordinates, got {tuple(a.x1.shape)} and {tuple(a.x2.shape)}")
+        wrong(f"expected points with the same number of coordinates, got {tuple(a.x1.shape)} and {tuple(a.x2.shape)}")
     batch = torch._C._infer_size(a.x1.shape[:-2], a.x2.shape[:-2])
     for t in (a.grad, a.cdist):
         of_sizes(t, *batch, a.x1.shape[-2], a.x2.shape[-2])
