@@ -190,7 +190,7 @@ cdef class _Call:
         self.unit = unit_of(device)
         self.operation = _operation(name)
         if self.operation.first == NULL:
-            raise NotImplementedError(f"[aclnn{name}] the operators' library does not have it")
+            raise NotImplementedError(f"[aclnn{name}] CANN's operator library does not have it")
         with nogil:
             code = enter(self.unit)
         stop(code)

@@ -491,7 +491,7 @@ cdef class Pinned:
         if nbytes < 0:
             raise ValueError(f"expected a number of bytes that is not negative, got {nbytes}")
         if self.pin != NULL:
-            raise RuntimeError("the memory was allocated before")
+            raise RuntimeError("the memory is already allocated")
         unit = unit_of(this_thread().device)
         with nogil:
             code = enter(unit)
@@ -510,7 +510,7 @@ cdef class Pinned:
 
     def __getbuffer__(self, Py_buffer *view, int flags):
         if self.pin == NULL:
-            raise RuntimeError("the pinned memory was not allocated")
+            raise RuntimeError("the pinned memory is not allocated")
         PyBuffer_FillInfo(view, self, self.pin.address, self.nbytes, 0, flags)
 
     @property

@@ -13,37 +13,37 @@ from mindtorch.profile.cost import roofline
 
 HEAD = """# How far off estimates are
 
-`about`, `about_low_s` to `about_high_s`, and `bound_s` of an estimate ([ESTIMATE.md](ESTIMATE.md#time)) held against
-measurements. This page is made by one command, from files like those that are described in `asv_bench/measured.py`;
-whoever has such files of another chip makes it, and the factors, anew:
+`about`, `about_low_s` to `about_high_s`, and `bound_s` of an estimate ([ESTIMATE.md](ESTIMATE.md#time)), compared
+with measurements. One command makes this page, from files as described in `asv_bench/measured.py`. With such files for
+another chip, the same command makes the page and the factors again:
 
 <!-- not run: it needs the measurements -->
 ```sh
 python asv_bench/accuracy.py FOLDER --fit --write docs/ACCURACY.md
 ```
 
-Errors are means of |predicted / measured − 1|. *Fitted*: rows that the factors were fitted to. *Held out*: a quarter of
-the rows at a time, by lot, predicted with factors that were fitted to the other three. *Other chips*: predicted with what
-was fitted to other chips and the chip's own data sheet. *Inside*: share of held-out rows within the interval, which was
-made from other held-out rows; it should be 80 %. *Below the bound*: measurements that the bound forbids; there must be none.
+Errors are means of |predicted / measured − 1|. *Fitted*: rows that the factors were fitted to. *Held out*: a random
+quarter of the rows at a time, predicted with factors fitted to the other three. *Other chips*: predicted with factors
+fitted to other chips and the chip's own data sheet. *Inside*: share of held-out rows within the interval, which was made
+from other held-out rows; it should be 80 %. *Below the bound*: measurements faster than the bound; there must be none.
 
-What each figure has seen:
+What the factors behind each figure have seen:
 
 | figure | the chip | the source | the kind of model |
 |---|---|---|---|
 | fitted | seen | seen | seen, the very rows |
-| held out, inside | seen | seen | seen, other rows of the same lot: this is the scatter of the source, no test of another one |
+| held out, inside | seen | seen | seen, other rows of the same set: this shows the scatter of the source and does not test another one |
 | other chips, without the chip | not seen | seen | seen |
 | without the model | seen | seen | not seen |
-| published runs | as factors of its kin or its own | not seen in the fit, but for the host (source 5) | convolutions and compiled code seen |
+| published runs | as its own factors or those of related chips | not seen in the fit, except for the host (source 5) | convolutions and compiled code seen |
 
-No figure here is of a chip and a source that were both not seen. Of such chips the interval is wider by what timm's
-published runs on an RTX 3090 were off.
+No figure here is for a chip and a source that are both unseen. For such chips, the interval is wider by the error of the
+estimates of timm's published runs on an RTX 3090.
 
-Not in any fit, nor on this page: H200, L4, whole models on H100, and the rows that were kept back of every file. Left out
+Neither in a fit nor on this page: H200, L4, whole models on H100, and the rows of every file that were kept back. Left out
 of the files: single-precision kernels that took less than 1.5 times the fastest call of their kind, and streams that took
-less than three times (they timed the host), convolutions (their shapes are not given), attention of a single token,
-mixtures of experts (`switch*`).
+less than three times (those time the host); convolutions (without shapes); attention of a single token; mixtures of
+experts (`switch*`).
 """
 
 
@@ -86,7 +86,7 @@ def _below(rows: Any) -> int:
 def _models(said: list[dict[str, Any]]) -> str:
     lines = [
         "## Whole models", "",
-        "Eager attention in float32, by transformers' own code. *About*: with the factors of the package. *Without the",
+        "Eager attention in float32, by transformers' own code. *About*: with the package's factors. *Without the",
         "model*: the chip's factor for whole programs is from its other models only. *Without the chip*: everything is from",
         "other chips.", "",
         "| chip | model | mode | sequence | batch | measured | at least | about | error | without the model "

@@ -21,7 +21,7 @@ SOURCES = """
 1. NVIDIA/DeepLearningExamples, PyTorch, ResNet50 v1.5, README (pytorch-21.03). TF32 and float32 in torch's default layout,
    mixed precision with channels last.
 2. karpathy/build-nanogpt, the commits of 2024-06-07, and the chapters of the lecture that goes with them, which name the
-   times; 16 × 1,024 tokens. That the GPU is an A100 SXM of 80 GB is from the lecture. Attention by hand, unless it says
+   times; 16 × 1,024 tokens. The lecture says that the GPU is an A100 SXM of 80 GB. Attention is written out, unless the row says
    fused.
 3. pytorch-labs/gpt-fast, README. One token at a time, after a prompt of five; boards limited to 330 W. Several GPUs
    are tensor parallel in one machine. Experts are grouped products here; there, compiled sums over the weights by index.
@@ -29,21 +29,21 @@ SOURCES = """
    huggingface/diffusers. Batch 1, an A100 of 400 W. Estimated without the text encoders.
 5. Qwen's documentation, "Speed Benchmark" of Qwen2.5 (transformers 4.46, torch 2.3.1) and of Qwen2 (4.38.2, torch 2.1.2): an
    input of one token, one A100 of 80 GB, flash attention; here by the installed transformers, with torch's own attention.
-   What a host takes was fitted to those of Qwen2.5.
+   The host's time was fitted to those of Qwen2.5.
 """
 HEAD = """## Published runs
 
-What others have published, beside the estimate of a program that does the same (`asv_bench/published.py` and
-`published_programs.py` there): of one step, one token, one image. Of the factors, only the host's were fitted to these
-figures (source 5), but the models of convolutions and of compiled code were made with them in sight, so they are no test
-that was held out. One factor, of products at odd addresses, is from a change of nanoGPT's, which is a program much like
-those of source 2.
+Published times of one step, one token or one image, beside the estimate of a program that does the same
+(`asv_bench/published.py` and `asv_bench/published_programs.py`). Only the host's factors were fitted to these figures
+(source 5), but the models of convolutions and of compiled code were developed with them in sight, so this is not a
+held-out test. One factor, for products at odd addresses, comes from a commit to nanoGPT, a program much like those of
+source 2.
 
-Not in the models: a kernel that `torch.compile` makes of a chain of ops is taken to be as long as the longest of them, by
-the widths of numbers before and after it; which results it writes for backward is not known. The factors of streams are
-from plain ops in float32: whether those in two-byte numbers that broadcast or convert reach as much was not measured
-(eager, bfloat16). Convolutions on ordinary units have the factors of the chip's products, which on the T4 are well below
-its peak.
+Limits of the models: a kernel that `torch.compile` fuses from a chain of ops is assumed to take as long as the longest of
+them, with the dtypes before and after the chain; which results it writes for backward is unknown. The stream factors are
+from plain float32 ops: whether two-byte ops that broadcast or convert reach the same bandwidth was not measured (eager,
+bfloat16). Convolutions on ordinary units use the factors of the chip's products, which on the T4 are well below its
+peak.
 """
 TABLE = [
     "| run | chip | published | at least | about | interval | error | source |",

@@ -12,12 +12,12 @@ __all__ = ["command"]
 def command(file: str) -> int:
     """Measure this machine and write FILE.toml, which --target takes.
 
-    With a GPU: matrix products and a copy on it, from which the factors of its times are fitted. Takes about a minute.
+    Needs a GPU: runs matrix products and a copy on it, and fits the factors of its times to them. Takes about a minute.
     """
     from mindtorch.base.errors import UsageError
 
     if not file.endswith(".toml"):
-        raise UsageError(f"[calibrate] expected a file that ends in .toml, got {file!r}: --target takes nothing else")
+        raise UsageError(f"[calibrate] expected a file name ending in .toml, as --target needs, got {file!r}")
     import mindtorch
 
     mindtorch._bootstrap()

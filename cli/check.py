@@ -91,9 +91,9 @@ def command(
     dtype: str | None,
     as_json: bool,
 ) -> int:
-    """Run PROGRAM without data, and list what the accelerator refuses: the first error that nobody catches.
+    """Run PROGRAM without data, and report what the accelerator refuses: the first uncaught error.
 
-    Exit code 0: nothing is refused, and it fits. 1: something is, or the program itself fails. 2: it cannot be told.
+    Exit code 0: it runs and fits. 1: the accelerator refuses it, or the program itself fails. 2: genie cannot tell.
     """
     request = Request(seq, batch, decode, train, dtype)
     program = parse_program(argument, script_args, inputs, request=request, as_module=as_module)
@@ -119,7 +119,7 @@ def command(
     else:
         _show(program, target, "" if cluster is None else f", rank {rank} of {cluster.size}", outcome, peak, found)
         if not found and peak and memory["device"] == "cpu" != target.key:
-            click.echo("  the program puts nothing on the accelerator: the memory is the host's")
+            click.echo("  the program puts nothing on the accelerator: this is host memory")
         for words in left_alone(apart):
             click.echo(f"  {words}")
     if outcome.interrupted:
@@ -153,7 +153,7 @@ def _too_much(memory: dict[str, Any], peak: int) -> dict[str, Any]:
     at = memory.get("at") or {}
     file, line = at.get("file") or "", int(at.get("line") or 0)
     capacity = bytes_text(int(memory["capacity_bytes"]))
-    message = f"{bytes_text(peak)} of {capacity} on the card, including what torch's allocator and the driver hold"
+    message = f"{bytes_text(peak)} of {capacity} on the card, including what torch's allocator and the driver reserve"
     return _row("does not fit", "OutOfMemoryError", message, file, line)
 
 

@@ -18,28 +18,28 @@ Examples:
   genie devices                 every device type
   genie devices npu             exit code 0 when it can be used, 3 when not
   genie devices cuda:1 --json   for scripts
-  genie devices npu:1 --test    try an NPU, and write a report of it
+  genie devices npu:1 --test    test an NPU, and write a report on it
 """
 
 
 @click.command(name="devices", epilog=_EPILOG, short_help="Show which devices can be used here, and why others cannot.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--test", is_flag=True, help="Of an NPU: try it, and compare five models with the CPU. Takes minutes.")
+@click.option("--test", is_flag=True, help="For an NPU: test it, and compare five models with the CPU. Takes minutes.")
 @click.option(
-    "--report", metavar="FILE", help=f"With --test: where the report to attach to an issue goes (default {_REPORT})."
+    "--report", metavar="FILE", help=f"With --test: file for the report, to attach to an issue (default {_REPORT})."
 )
 @click.argument("name", required=False, metavar="[DEVICE]")
 def command(name: str | None, as_json: bool, test: bool, report: str | None) -> int:
     """Show every device type, or DEVICE (npu, cuda:0, ...): usable or not and why, memory, versions, how to enable.
 
-    Exit code 3 when DEVICE cannot be used, 2 when there is no such device type, 1 when it does not pass --test.
+    Exit code 3 when DEVICE cannot be used, 2 when there is no such device type, 1 when it fails --test.
     """
     from . import probe
 
     if (test or report) and (name or "").partition(":")[0] != "npu":
-        raise UsageError("--test and --report are of an NPU: genie devices npu --test")
+        raise UsageError("--test and --report are for an NPU: genie devices npu --test")
     if report and not test:
-        raise UsageError("--report is of --test: genie devices npu --test --report FILE")
+        raise UsageError("--report needs --test: genie devices npu --test --report FILE")
 
     if name is None:
         found = [probe.describe(kind) for kind in probe.DEVICE_TYPES]
@@ -80,7 +80,7 @@ def _try(answer: dict[str, Any], file: str, as_json: bool) -> int:
     if device["details"]["torch_npu"] is not None:
         raise UsageError("npu cannot be tested: torch_npu drives it, not mindtorch")
     if is_test_library():
-        click.echo("a library over host memory: what follows says nothing of hardware", err=True)
+        click.echo("a test library over host memory: the results say nothing about hardware", err=True)
     rows = answer["checks"] = []
     for row in selftest.run(device["index"] or 0):
         rows.append(row)
@@ -93,5 +93,5 @@ def _try(answer: dict[str, Any], file: str, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(answer, indent=1, ensure_ascii=False))
     told = f"{len(failed)} of {len(rows)} failed ({', '.join(failed)})" if failed else f"none of {len(rows)} failed"
-    click.echo(f"{told}; genie: wrote {file}, which an issue wants attached", err=True)
+    click.echo(f"{told}; genie: wrote {file}; attach it to an issue", err=True)
     return 1 if failed else 0

@@ -76,11 +76,11 @@ FORMATS = (
 def command(
     words: tuple[str, ...], base: str | None, conditions: tuple[str, ...], top: int, **files: OutputFile | None
 ) -> int:
-    """Show what two reports differ in: by module, op, phase and line, and by kind of memory.
+    """Show how two reports differ: by module, op, phase and line, and by kind of memory.
 
     BEFORE and AFTER are files of genie profile --json, both measured or both estimates. With --base, the program is run
-    twice: at that revision, in a working tree that is removed afterwards, and as it is here. What it prints goes to
-    stderr. Counts are exact; measured times differ where they are further apart than those of repeated iterations.
+    twice: at that revision, in a working tree that is removed afterwards, and as it is here. Its output goes to
+    stderr. Counts are exact; measured times count as different only beyond the noise between repeated iterations.
     """
     asked = [Condition.parse(text) for text in conditions]
     wanted = [(each, file) for each in FORMATS if (file := files[each.name]) is not None]

@@ -46,7 +46,7 @@ def _questions(report: dict[str, Any], by: str | None) -> list[tuple[str, str]]:
         found.append(("--by line", f"{_share(top['self_s'], time_s)} of the time is {name}: which lines call it"))
     memory = report.get("memory") or {}
     if memory.get("fits") is False and report.get("advice") is None:
-        found.append(("--advise", "it does not fit: changes that would help, each estimated"))
+        found.append(("--advise", "it does not fit: estimate the changes that would help"))
     if memory.get("fits") is False and by != "module":
         found.append(("--by module --sort bytes", "it does not fit: the modules that hold most memory at the peak"))
     return found

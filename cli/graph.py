@@ -107,7 +107,7 @@ Examples:
   genie graph --json - model.py:build --input 1x128:int64
   genie graph --depth 1 train.py       two levels of modules
   genie graph --module 'h.0' model.py:build --input 1x128:int64
-  genie graph --why attention train.py     where it is, and how that is known
+  genie graph --why attention train.py     where it is, and the evidence
   genie graph --passes train.py        what the optimization engine does with it
   genie graph --steps 1 train.py       until the loop's first iteration ends
   genie graph --device meta train.py   nothing is computed
@@ -158,8 +158,8 @@ Examples:
     "patterns",
     multiple=True,
     metavar="PATTERN",
-    help="Instead of the graph, print where this pattern is (attention, feed-forward …), what proves it, and why "
-    "similar code is not called that. May be repeated.",
+    help="Instead of the graph, print where this pattern is (attention, feed-forward …), the evidence, and why "
+    "similar code does not count as one. May be repeated.",
 )
 @click.option(
     "--passes",
@@ -197,8 +197,8 @@ def command(
 ) -> int:
     """Run PROGRAM unmodified and print the graph of every operation it made.
 
-    Text goes to stdout, after what the program prints itself; with --json, --dot, --svg or --html the graph goes there
-    instead. What --depth, --module and --steps leave out is told in each of them.
+    Text goes to stdout, after the program's own output; with --json, --dot, --svg or --html the graph goes to that file
+    instead. Each form says what --depth, --module and --steps leave out.
     """
     rank = Rank.of_process()
     if rank is not None:  # each its own file
@@ -335,10 +335,10 @@ def _record(program: Program, steps: int | None, device: str | None) -> tuple[Ou
                     click.echo(f"genie: the program ended after fewer than {few}: the graph covers all of it", err=True)
             if compiled := compiled_frames() - frames:
                 unseen = counted(compiled, "compiled function")
-                click.echo(f"genie: the graph leaves out the ops of {unseen}", err=True)
+                click.echo(f"genie: the graph leaves out operations of {unseen}", err=True)
             if children:
                 unseen = counted(sum(children.values()), "child process")
-                click.echo(f"genie: the graph leaves out what {unseen} ran: {', '.join(children)}", err=True)
+                click.echo(f"genie: the graph leaves out operations of {unseen}: {', '.join(children)}", err=True)
             assumed = known.assumed() if device is not None else []
             apart = left_alone(private_files.left_alone())
     for words in apart:

@@ -139,7 +139,7 @@ class OutputFile:
         taken = self.name
         self.path = next(path for i in itertools.count(1) if not os.path.exists(path := f"{stem}.{i}{ending}"))
         self.name = os.path.join(os.path.dirname(self.name), os.path.basename(self.path))
-        click.echo(f"genie: the program wrote {taken} itself, so this goes to {self.name}", err=True)
+        click.echo(f"genie: the program wrote {taken} itself, so genie writes to {self.name}", err=True)
 
     def _temporary(self, elsewhere: bool = False) -> str:
         import tempfile  # not above: with all that it imports, the command's help would be slower

@@ -19,20 +19,20 @@ _RUNS = 3  # of modules on one worker that are named
 def lines(plans: Sequence[Plan]) -> list[str]:
     """The plans, the best one first, and who has what in that one."""
     best = plans[0]
-    fits = "" if not best.excess else f", {units.bytes_text(best.excess)} too little"
+    fits = "" if not best.excess else f", {units.bytes_text(best.excess)} short"
     found = [
         f"remote_accelerator:0 uses {best.used} of {units.counted(len(best.limits), 'worker')}{fits}; cost of one run:",
-        f"  {'plan':<14}{'workers':>8}{'moves':>11}{'messages':>10}{'seconds':>10}   most memory of each worker",
+        f"  {'plan':<14}{'workers':>8}{'moves':>11}{'messages':>10}{'seconds':>10}   peak memory of each worker",
     ]
     for plan in sorted(plans, key=lambda plan: plan is not best):
         memory = [units.bytes_text(need, "0 B") for need in plan.memory]
-        lacks = f"   lacks {units.bytes_text(plan.excess)}" if plan.excess else ""
+        lacks = f"   short by {units.bytes_text(plan.excess)}" if plan.excess else ""
         moved, seconds = units.bytes_text(plan.moved, "0 B"), units.seconds(plan.seconds)
         found.append(
             f"  {plan.name:<14}{plan.used:>8}{moved:>11}{plan.messages:>10}{seconds:>10}   {', '.join(memory)}{lacks}"
         )
     limits = sorted({units.bytes_text(limit) for limit in best.limits})
-    found.append(f"  a worker has {' or '.join(limits)}")
+    found.append(f"  a worker may hold {' or '.join(limits)}")
     for worker in sorted(set(best.workers.values())):
         found.append(f"  worker {worker}: {_named(best, worker)}")
     return found

@@ -86,7 +86,7 @@ def _ray() -> dict[str, Any]:
 #: By what GENIE_EXECUTOR says: where recordings would run, found out without starting anything.
 _EXECUTORS: dict[str, Callable[[], dict[str, Any]]] = {
     "local": lambda: {"where": "with torch, in the program's process"},
-    "loopback": lambda: {"where": "behind messages, in the program's process"},
+    "loopback": lambda: {"where": "through messages, in the program's process"},
     "pipe": lambda: {"where": "in a child process of the program, on this machine"},
     "ray": _ray,
 }
@@ -97,7 +97,7 @@ def _remote(index: int | None) -> _Answer:
     details: dict[str, Any] = {
         "executor": None,
         "runs_on": runs_on,
-        "note": "operations are recorded and run when they are read",
+        "note": "operations are recorded, and run when their results are read",
     }
     try:
         name = config.executor()

@@ -141,7 +141,9 @@ class _TargetOption(click.Option):
     help="Count how often each line of the program's own files runs, and show them. This slows Python down.",
 )
 @click.option("--shapes", is_flag=True, help="Show the shapes of each op's calls, also in JSON and trace.")
-@click.option("--predict", metavar="NAME", help="Measure here, and show the times predicted for a target beside it.")
+@click.option(
+    "--predict", metavar="NAME", help="Measure here, and show a target's predicted times beside the measured."
+)
 @click.option(
     "--seq", type=click.IntRange(min=1), metavar="N", help="For a config.json: tokens per sequence (default: 128)."
 )

@@ -160,7 +160,7 @@ def _shapes(report: dict[str, Any], canvas: Canvas, view: View) -> None:
         return
     total = (report.get("totals") or {}).get("time_s") or 0.0
     columns = table_columns("SHAPES", report)
-    canvas.heading("Shapes", "of inputs, and of outputs")
+    canvas.heading("Shapes", "of inputs and outputs")
     canvas.sheet_head("op (aten)", columns)
     for row in rows[: 25 if view.top is None else view.top]:
         shapes = " -> ".join(

@@ -20,10 +20,10 @@ def alternatives(report: dict[str, Any], canvas: Canvas) -> None:
         return
     canvas.heading("Alternatives", "each change estimated for the whole run")
     if not rows:
-        canvas.paragraph("None of the changes that genie knows makes a difference here.")
+        canvas.paragraph("None of the changes that genie can try makes a difference here.")
         return
     canvas.sheet_head("  change", _COLUMNS)
-    now = {"changes": ["as it is"], **figures(report)}
+    now = {"changes": ["unchanged"], **figures(report)}
     for row in [now, *rows]:
         fits = {True: "yes", False: "no", None: ""}[row["fits"]]
         cells = [bytes_text(row["peak_bytes"]), fits, seconds(row["time_s"])]

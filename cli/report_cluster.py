@@ -39,7 +39,7 @@ def communication(report: dict[str, Any], canvas: Canvas) -> None:
         canvas.sheet_row(Text(clean(row["kind"]) + where), cells, columns)
     if facts["link_bytes_per_s"]:
         speed = facts["link_bytes_per_s"] / 1e9
-        whose = f" is assumed, as for {facts['links_as']}: the target does not say" if facts["links_assumed"] else ""
+        whose = f" is assumed, as for {facts['links_as']}: the target gives no figure" if facts["links_assumed"] else ""
         canvas.paragraph(f"within a machine: {speed:g} GB/s each way between accelerators{whose}", "dim")
     if facts["machines"] > 1 and facts["network_bytes_per_s"]:
         speed = 8 * facts["network_bytes_per_s"] / 1e9
@@ -67,4 +67,4 @@ def ranks(report: dict[str, Any], canvas: Canvas) -> None:
     if len(ran) < len(rows):
         named = ", ".join(map(str, ran[:12])) + (" …" if len(ran) > 12 else "")
         canvas.paragraph(f"estimated: {named}; the others are assumed to equal their neighbours", "dim")
-    canvas.paragraph(f"the rest is about rank {report['cluster']['rank']}, which needs most memory", "dim")
+    canvas.paragraph(f"the rest is about rank {report['cluster']['rank']}, which needs the most memory", "dim")

@@ -73,7 +73,7 @@ def node_text(node: dict[str, Any]) -> str:
 
 
 def _operators(operators: dict[str, Any]) -> str:
-    text = f"{operators['found']} of {operators['of']} that are called"
+    text = f"{operators['found']} of {operators['of']} that mindtorch calls"
     if operators["libraries"]:
         text += f", in {', '.join(operators['libraries'])}"
     return text if operators["found"] == operators["of"] else f"{text}; the others run through the CPU"

@@ -29,7 +29,7 @@ _FIGURES: dict[str, tuple[str, Callable[[Any], str]]] = {
     "bytes": ("bytes", lambda value: bytes_text(value, "0 B")),
     "params": ("parameters", lambda value: number(value, "0")),
     "peak": ("peak memory", lambda value: bytes_text(value, "0 B")),
-    "device_peak": ("peak of the device", lambda value: bytes_text(value, "0 B")),
+    "device_peak": ("device peak", lambda value: bytes_text(value, "0 B")),
     "time": ("time", seconds),
 }
 _COLUMNS = (Column("Before", 9), Column("After", 9), Column("Difference", 10), Column("Ratio", 10))
@@ -130,7 +130,7 @@ def grown(condition: Condition, difference: Mapping[str, Any]) -> str:
 
 
 def _tables(difference: Mapping[str, Any]) -> list[_Table]:
-    titles = {} if difference["mode"] == "estimate" else {"time": "time of a step"}
+    titles = {} if difference["mode"] == "estimate" else {"time": "time per step"}
     totals = [
         _Entry(titles.get(name, title), [(name, difference["totals"][name])])
         for name, (title, _) in _FIGURES.items()
@@ -217,7 +217,7 @@ def _said(difference: Mapping[str, Any]) -> str:
     said = "no op, FLOP, byte or parameter differs"
     if "beyond_noise" not in time:
         return said
-    return f"{said}; the time of a step {'does' if time['beyond_noise'] else 'is within noise'}"
+    return f"{said}; the time per step {'does' if time['beyond_noise'] else 'is within noise'}"
 
 
 def _show(entry: _Entry, single: bool, canvas: Canvas) -> None:

@@ -18,7 +18,7 @@ _MODELS = 4  # named
 _BOUNDS = ("compute", "memory", "launch")  # what a predicted time is bound by
 _WAITS = {
     "data_s": "loading data",
-    "recompute_s": "computing forward passes again in backward",
+    "recompute_s": "recomputing forward passes in backward",
     "in_backward_s": "calling modules in backward",
     "children_s": "waiting for child processes",
     "workers_s": "waiting for a DataLoader's workers to start and to end",
@@ -41,7 +41,7 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     if report.get("cluster"):
         facts.append(("rank", report_cluster.rank(report)))
     if rank := report.get("rank"):
-        facts.append(("rank", f"{rank['rank']} of {rank['world_size']}; the rest is about this process alone"))
+        facts.append(("rank", f"{rank['rank']} of {rank['world_size']}; the report is about this process alone"))
     versions = f"torch {tool.get('torch')} · Python {tool.get('python')}"
     sized = report.get("mode") == "estimate"
     facts.append(("sized for" if sized else "ran on", f"{report.get('device')}, {report.get('mode')} · {versions}"))
@@ -72,13 +72,11 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         facts.append(("host, here", _host(report["host"])))
     elif sized and time_s and _may_hide(report, time_s):
         least = f"{1000 * report['host']['seen_from_s']:.0f} ms"
-        text = (
-            f"nothing of the program's own Python between ops lasts {least} at a time; what is shorter is in no figure"
-        )
+        text = f"no stretch of the program's own Python between ops takes {least}; no figure includes shorter ones"
         facts.append(("host, here", text))
     loading = (report.get("host") or {}).get("workers_s") or 0.0
     if sized and time_s and loading > _SHOWN * time_s:
-        text = f"at least {seconds(loading)} of what a DataLoader's workers would do, measured here"
+        text = f"at least {seconds(loading)} of the work of a DataLoader's workers, measured here"
         facts.append(("data, here", f"{text}; no other figure includes it"))
     if made_of := _patterns(report, time_s):
         facts.append(("made of", made_of))
@@ -283,7 +281,7 @@ def _threads(threads: list[dict[str, Any]]) -> str:
 
 def _on_gpus(gpu: dict[str, Any]) -> str:
     if gpu["how"] == "waited":
-        return "genie waited for each op: host and device are not told apart"
+        return "genie waited for each op, so host and device times are not separate"
     found = [
         f"{row['device']}: {counted(row['kernels'], 'kernel')}, {counted(row['copies'], 'transfer')} "
         f"on {counted(row['streams'], 'stream')}, at most {bytes_text(row['peak_allocated_bytes'])} allocated "

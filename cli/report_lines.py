@@ -41,7 +41,7 @@ def lines(report: dict[str, Any], canvas: Canvas, rows: list[dict[str, Any]], so
     if len(rows) > top:
         canvas.paragraph(f"{counted(len(rows) - top, 'more line')}: --top {len(rows)}", "dim")
     if inclusive:
-        canvas.paragraph("total: the line with all that it called; only the program's own files. --sort total", "dim")
+        canvas.paragraph("total: the line and everything it called; only the program's own files. --sort total", "dim")
     if counted_hits:
         measured = "" if report.get("mode") == "estimate" else "; counting slows Python down, so these times are longer"
         canvas.paragraph(f"hits: how often the main thread reached the line{measured}", "dim")

@@ -18,7 +18,7 @@ def fit(facts: dict[str, Any], sized: bool) -> str:
     """One line: the peak, and whether the target holds it; sized: there is one."""
     peak, capacity = facts.get("peak_device_bytes") or facts.get("peak_bytes") or 0, facts.get("capacity_bytes")
     if capacity is None:
-        return f"peak {bytes_text(peak)}{' of the host' if sized and facts.get('device') == 'cpu' else ''}"
+        return f"peak {bytes_text(peak)}{' of host memory' if sized and facts.get('device') == 'cpu' else ''}"
     if facts.get("fits"):
         return f"peak {bytes_text(peak)} of {bytes_text(capacity)}: fits, {bytes_text(capacity - peak)} to spare"
     over = f"{bytes_text(peak - capacity)} too much" if peak > capacity else "too scattered"
@@ -98,7 +98,7 @@ def assumed(report: dict[str, Any], canvas: Canvas) -> None:
         return
     calls = sum(row.get("calls", 1) for row in rows)
     canvas.paragraph(
-        f"values that an estimate does not know were assumed {counted(calls, 'time')} (--assume to choose):",
+        f"unknown values were assumed {counted(calls, 'time')} (--assume sets them):",
         "yellow",
         "  · ",
     )

@@ -41,7 +41,7 @@ Examples:
 @click.option(
     "--executor",
     metavar="local|loopback|pipe|ray|MODULE:CLASS",
-    help="What computes; overrides GENIE_EXECUTOR.",
+    help="The executor that computes; overrides GENIE_EXECUTOR.",
 )
 @click.option("--address", metavar="ADDRESS", help="Address of the Ray cluster; overrides GENIE_ADDRESS.")
 @click.option(
@@ -67,7 +67,7 @@ def command(
 ) -> int:
     """Run PROGRAM, a script or a module (-m), as python would, but on remote_accelerator.
 
-    Tensors for which the program names no device are made there. Its output, exit code and traceback are its own.
+    Tensors for which the program names no device are created there. Output, exit code and traceback are the program's.
     """
     index = None if device is None and mapped else _index(device or "remote_accelerator")
     program = Program.parse(argument, script_args, as_module=as_module)
@@ -150,14 +150,14 @@ def _say_what_it_waited_for(seconds: float) -> None:
     reads, waited = sum(row[1] for row in places), sum(row[2] for row in places)
     if config.executor() in ("local", "loopback") or reads < _MANY_READS or waited < seconds / 2:
         return
-    (where, count, there), at = places[0], "lines that are not known"
+    (where, count, there), at = places[0], "unknown lines"
     if where is not None:
         at = f"{short_names([where[0]])[where[0]]}:{where[1]}"
     operations = round(counters.stats()["ops_executed"] / reads)
     click.echo(
         f"genie run: {reads:,} reads of values took {waited:.1f} s of {seconds:.1f} s, {count:,} of them at {at} "
         f"({there:.1f} s): each waits for the executor, on average for {counted(operations, 'operation')}; fewer "
-        "reads, each of more values, wait less",
+        "reads of larger tensors wait less",
         err=True,
     )
 

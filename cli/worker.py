@@ -11,23 +11,23 @@ __all__ = ["command"]
 _EPILOG = """\b
 Examples:
   genie worker start                          for programs on this machine
-  genie worker start --host 10.0.0.5          for other machines, which reach it there
+  genie worker start --host 10.0.0.5          for other machines too, at this address
   genie worker start --join 10.0.0.5:6379     one more machine for the same cluster
-  genie worker list --address 10.0.0.5:6379   what there is
+  genie worker list --address 10.0.0.5:6379   its machines
 """
 _LOOK = 0.5  # seconds
 
 
 @click.group(name="worker", epilog=_EPILOG, short_help="Let programs on other machines compute on this one.")
 def command() -> None:
-    """Start a machine of a Ray cluster, on which genie run --executor ray computes, or list what there is.
+    """Start a worker of a Ray cluster, for genie run --executor ray, or list a cluster's machines.
 
     Anyone holding a cluster's token can run arbitrary code on its machines. Needs pip install 'mindtorch-genie[ray]'.
     """
 
 
 @command.command()
-@click.option("--host", metavar="IP", help="This machine's address, at which others reach it.")
+@click.option("--host", metavar="IP", help="This machine's address, as other machines reach it.")
 @click.option(
     "--port", type=click.IntRange(1024, 65535), default=6379, show_default=True, help="Port of a new cluster."
 )

@@ -1,4 +1,4 @@
-"""Makes docs/PATCHES.md: what of torch mindtorch exchanges, when and why, as it is here and now.
+"""Makes docs/PATCHES.md: what mindtorch replaces in torch, when and why, with the installed torch.
 
     python docs/make_patches.py
 
@@ -41,16 +41,16 @@ FILES = "mindtorch/profile/estimate/redirected.py"
 
 
 def enabled() -> None:
-    """Torch's functions and classes have to ask whether a device of ours is meant, and what watches, traces or stores
-    tensors has to know ours. `mindtorch.disable()` takes all of it back."""
+    """Torch's functions and classes must check for mindtorch's devices, and code that watches, traces or stores
+    tensors must know mindtorch's. `mindtorch.disable()` undoes all of it."""
     mindtorch.disable()
     mindtorch.enable()
 
 
 def first_use() -> None:
-    """Torch's slot for a foreign device is claimed, for good, as torch has it. While tensors of ours are in use,
-    modules, backward passes and steps are followed; `.device` looks inside wrappers, and what draws asks from which
-    generator."""
+    """Torch's slot for a foreign device is claimed, permanently, because torch cannot release it. While mindtorch's
+    tensors are in use, modules, backward passes and steps are followed; `.device` looks inside wrappers, and random
+    draws look up their generator."""
     from mindtorch.patch import generators, wrappers
 
     wrappers.watch()
@@ -59,7 +59,7 @@ def first_use() -> None:
 
 
 def run() -> None:
-    """The default device is ours, and its generator is torch's default one."""
+    """The default device is mindtorch's, and its generator is torch's default one."""
     from mindtorch.patch.default_device import default_device
 
     with default_device(0):
@@ -75,8 +75,8 @@ def mapped() -> None:
 
 
 def estimated(**options: Any) -> None:
-    """The program is told of an accelerator that is not there, nothing is written, and what torch computes in C++ from
-    values goes by sizes."""
+    """The program sees an accelerator that does not exist, nothing is written, and functions that torch computes in C++
+    from values use sizes instead."""
     from mindtorch.profile.estimate.accelerator import Accelerator
     from mindtorch.profile.estimate.estimating import estimating
 
@@ -85,20 +85,20 @@ def estimated(**options: Any) -> None:
 
 
 def of_npu() -> None:
-    """`torch.npu` answers as `torch.cuda` does."""
+    """`torch.npu` answers like `torch.cuda`."""
     estimated(kind="npu")
 
 
 def ranked() -> None:
-    """Process groups communicate with nobody, and note what they would have done."""
+    """Process groups send nothing, and note what they would have done."""
     from mindtorch.base.clusters import Cluster
 
     estimated(cluster=Cluster(2))
 
 
 def profiled() -> None:
-    """Modules, backward passes and steps are followed, as while tensors of ours are in use; and whether the program
-    starts torch's own profiler is noted, and what DistributedDataParallel allocates."""
+    """Modules, backward passes and steps are followed, as while mindtorch's tensors are in use; the profile also notes
+    whether the program starts torch's own profiler, and what DistributedDataParallel allocates."""
     from mindtorch._ext.balance import Balance
     from mindtorch.base.patching import Patches
     from mindtorch.profile.measure.watches import ProfilerWatch, of_reducers
@@ -110,12 +110,12 @@ def profiled() -> None:
 
 
 def npu_compat() -> None:
-    """Torch knows `npu` by name, and `torch_npu` can be imported. For good."""
+    """Torch knows `npu` by name, and `torch_npu` can be imported. Permanent."""
     importlib.import_module("mindtorch.npu.compat")
 
 
 def transferred() -> None:
-    """The program's `cuda` is `npu`. For good."""
+    """The program's `cuda` is `npu`. Permanent."""
     importlib.import_module("mindtorch.npu.compat.transfer_to_npu")
 
 
@@ -123,7 +123,7 @@ def transferred() -> None:
 OCCASIONS: list[dict[str, Callable[[], None]]] = [
     {
         "From `import mindtorch` on": enabled,
-        "From the first tensor, generator or wrapper of ours on": first_use,
+        "From mindtorch's first tensor, generator or wrapper on": first_use,
         "Within a profile": profiled,
         "Within `genie run`": run,
         "Within `genie run --map cuda`": mapped,
@@ -137,20 +137,20 @@ OCCASIONS: list[dict[str, Callable[[], None]]] = [
     },
 ]
 HEAD = """\
-# What is exchanged in torch, when and why
+# What mindtorch replaces in torch, when and why
 
-Made by `python docs/make_patches.py`, with torch {torch.__version__}: every `Patch` (`mindtorch/base/patching.py`) that
-is put in place; `tests/test_patches.py` compares. Where a release of torch has not got a name, `existing` there leaves
-it out, or `mindtorch/base/torch_names.py` has a slower way.
+Made by `python docs/make_patches.py`, with torch {torch.__version__}: it lists every `Patch`
+(`mindtorch/base/patching.py`); `tests/test_patches.py` compares. If a release of torch lacks a name, `existing` there
+leaves it out, or `mindtorch/base/torch_names.py` has slower code for it.
 
-Transformers and accelerate are patched for good once they are loaded, within `genie run`
+Transformers and accelerate are patched permanently once they are loaded, within `genie run`
 (`mindtorch/patch/pretrained.py`) and estimates (`mindtorch/profile/estimate/beams.py`), and Triton while the device is
-there, in profiles and estimates (`mindtorch/patch/triton_kernels.py`). Operators get kernels by
-`torch.library`, in `mindtorch/patch/dispatch_modes.py` and `mindtorch/profile/estimate/autocast.py`. What profiles and
-estimates exchange in Python itself (threads, processes, files) is not listed. Not by patches:
-`mindtorch/base/torch_facts.py` changes two of torch's functions, which are slow or refuse our methods, for good;
-`mindtorch/engine/semantics/` wraps steps of optimizers' classes and the `__call__` of modules' classes that have their
-own, and tells Dynamo which `Module.__call__` is torch's.
+enabled, in profiles and estimates (`mindtorch/patch/triton_kernels.py`). Operators get kernels through
+`torch.library`, in `mindtorch/patch/dispatch_modes.py` and `mindtorch/profile/estimate/autocast.py`. Replacements that
+profiles and estimates make in Python itself (threads, processes, files) are not listed. Not patches:
+`mindtorch/base/torch_facts.py` permanently changes two of torch's functions, which are slow or refuse mindtorch's
+methods; `mindtorch/engine/semantics/` wraps the steps of optimizer classes and the `__call__` of module classes that
+have their own, and tells Dynamo which `Module.__call__` is torch's.
 """
 
 
@@ -225,7 +225,7 @@ def page() -> str:
         done = subprocess.run([sys.executable, __file__, str(which)], capture_output=True, text=True, check=True)
         for (title, begin), found in zip(occasions.items(), json.loads(done.stdout.splitlines()[-1]), strict=True):
             why = " ".join((begin.__doc__ or "").split())
-            lines.append(f"## {title}\n\n{why}\n\n| of | exchanged | by |\n|---|---|---|")
+            lines.append(f"## {title}\n\n{why}\n\n| of | replaced | by |\n|---|---|---|")
             for owner in sorted(found):
                 by = defaultdict(list)
                 for name, at in found[owner].items():

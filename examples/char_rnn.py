@@ -1,10 +1,10 @@
-"""A character-level LSTM that asks for CUDA, as most scripts do, and runs on a worker where there is none.
+"""A character-level LSTM that asks for CUDA, as most scripts do, and runs on a worker if there is none.
 
     python examples/char_rnn.py                                  # on this machine's GPU, or its CPU
     genie run --map cuda --executor pipe examples/char_rnn.py    # "cuda" is a worker: another process, here
     genie run --map cuda --executor ray examples/char_rnn.py     # a worker of a Ray cluster
 
-A worker on a CPU gives the losses and the text that plain python gives on a CPU, bit for bit. The name of
+A worker on a CPU gives the same losses and text as plain python on a CPU, bit for bit. The name of
 the device goes to standard error.
 """
 

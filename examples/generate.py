@@ -4,7 +4,7 @@ The weights are random, so the tokens mean nothing; the code is what you would w
 
     pip install transformers
     python examples/generate.py                       # as it is
-    genie profile examples/generate.py                # prefill and decode apart, tokens per second, size of the cache
+    genie profile examples/generate.py                # prefill and decode, tokens per second, size of the cache
     genie profile --target h100 examples/generate.py  # how long it would take on an H100
     genie run --executor pipe examples/generate.py    # the same tokens, computed by another process
 """

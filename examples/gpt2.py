@@ -8,7 +8,7 @@ The weights are random, so the tokens mean nothing; the shapes, the operations a
     genie profile --target h100 examples/gpt2.py # how long and how much memory it would take there
     genie run --executor pipe examples/gpt2.py   # the same tokens and losses, computed by another process
 
-Where CUDA is, it runs there. How long it took is on standard error.
+It runs on CUDA if available, and prints its times to standard error.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A 70-billion-parameter Llama on eight cards: one training step with FSDP2 and activation checkpointing.
 
-Nobody needs the cards to know whether it fits: an estimate runs the script on tensors without data.
+You do not need the cards to know whether it fits: an estimate runs the script on tensors without data.
 
     genie check --target 8xh100 examples/llama70b.py                    # exit code 0: it fits
     genie check --target 8xh100 examples/llama70b.py --dtype float32    # exit code 1, and the line that fails

@@ -1,7 +1,7 @@
 """mindtorch: see, size and move PyTorch programs without changing them.
 
 ``import mindtorch`` gives torch a device ``remote_accelerator[:i]`` whose tensors record what is done to them and
-compute it when somebody reads a value. Public names are in ``__all__``; the command line is ``genie``.
+compute it when a value is read. Public names are in ``__all__``; the command line is ``genie``.
 """
 
 from __future__ import annotations

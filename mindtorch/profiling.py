@@ -107,10 +107,10 @@ class Report:
 
 
 class Profile(Report, Profiler):
-    """A `Profiler` that knows how to show itself: ``print(p)``, after the block; in a notebook, as a page.
+    """A `Profiler` that shows itself: ``print(p)`` after the block; in a notebook, as a page.
 
     ``p.report()`` is the same as a dict, as ``genie profile --json`` writes it; ``p.show(by="line")`` is one table in
-    full: "module", "op", "line" or "phase". All that runs in the block is reported.
+    full: "module", "op", "line" or "phase". The report covers everything that runs in the block.
     """
 
     _ended = False
@@ -119,8 +119,8 @@ class Profile(Report, Profiler):
         for name in options:
             if name not in _OPTIONS:
                 raise TypeError(
-                    f"[profile] expected options of {', '.join(_OPTIONS)}, got {name!r}; what a model gets by name "
-                    f"goes into a function: mindtorch.profile(lambda: model(x, {name}=...))"
+                    f"[profile] expected options of {', '.join(_OPTIONS)}, got {name!r}; to pass the model a "
+                    f"keyword argument, profile a function: mindtorch.profile(lambda: model(x, {name}=...))"
                 )
         Profiler.__init__(self, whole=whole, **options)
 
@@ -136,7 +136,7 @@ class Profile(Report, Profiler):
     def _made(self) -> dict[str, Any]:  # type: ignore[override]
         """The report; it does not change any more. Raises RuntimeError before the end of the block."""
         if not self._ended:
-            raise RuntimeError("[profile] expected the block to have ended, got a profile that is still being made")
+            raise RuntimeError("[profile] expected the block to have ended, got a profile that is still recording")
         return self.report()
 
     # ---- as a whole
@@ -158,9 +158,9 @@ class Profile(Report, Profiler):
 
     def save(self, path: str | os.PathLike[str], format: str | None = None) -> None:
         """Write a file, as the options of ``genie profile`` do: x.json, x.csv, x.html, x.trace.json, x.flame.json, or
-        what `format` says ("json", "csv", "html", "trace", "flame"). What ends in .gz is packed, but for a page.
+        what `format` says ("json", "csv", "html", "trace", "flame"). A name that ends in .gz is compressed, except for
 
-        Raises UsageError where the name says no format, or where genie did not write the file that is there.
+        a page. Raises UsageError if the name implies no format, or if genie did not write the existing file.
         """
         made = self._made
         each = _format(os.fspath(path), format)
@@ -173,7 +173,7 @@ class Profile(Report, Profiler):
 def load_report(path: str | os.PathLike[str]) -> Report:
     """The report in a file that ``genie profile --json`` or `Profile.save` wrote, packed (.gz) or not.
 
-    Raises UsageError where it is none, or of another ``schema_version``.
+    Raises UsageError if the file is not a report, or has another ``schema_version``.
     """
     made = from_file.read(path)
     from_file.check(made, os.fspath(path))
@@ -198,9 +198,7 @@ def profiled(of: Callable[..., object], *inputs: Any, warmup: int = 1, steps: in
     if not callable(of):
         raise TypeError(f"[profile] expected a model or a function first, got {of!r}")
     if inspect.isgeneratorfunction(of) or inspect.iscoroutinefunction(of) or inspect.isasyncgenfunction(of):
-        raise TypeError(
-            f"[profile] expected a function that runs when it is called, got {of!r}, which only begins then"
-        )
+        raise TypeError(f"[profile] expected a function that runs when it is called, got {of!r}, which runs only later")
     check_iterations("profile", warmup, steps)
     profile = Profile(whole=False, **options)
     with profile:
@@ -260,6 +258,6 @@ def _options(line: str) -> tuple[dict[str, Any], str]:
     except ValueError as error:
         raise UsageError(f"[%%genie] expected a number of iterations: {error}") from None
     except getopt.GetoptError as error:
-        raise UsageError(f"[%%genie] {error.msg}; there are --warmup N, --steps N, --lines, --hits, --shapes, -o NAME"
+        raise UsageError(f"[%%genie] {error.msg}; expected --warmup N, --steps N, --lines, --hits, --shapes, -o NAME"
                          ) from None  # fmt: skip
     return found, dict(given).get("-o", "")

@@ -23,7 +23,9 @@ ROOT = Path(__file__).resolve().parent.parent
 WITHOUT = Path(__file__).parent / "facts" / "without.py"
 NAMES = [fact.name for fact in FACTS]
 #: What nothing else in torch can do: the program is told so in one sentence.
-REFUSED = {"torch._C._swap_tensor_impl": "moving parameters to another device: expected a torch that mindtorch knows"}
+REFUSED = {
+    "torch._C._swap_tensor_impl": "moving parameters to another device: expected a torch release that mindtorch knows"
+}
 
 
 def test_L1_the_installed_torch_lacks_nothing() -> None:

@@ -382,7 +382,7 @@ def test_C1_sizes_must_be_positive(asked):
 def test_C1_scripts_and_models_in_a_file_take_none_of_this(tmp_path, asked):
     (tmp_path / "net.py").write_text("")
     words = " ".join(Request(**asked).words())
-    with pytest.raises(UsageError, match=f"{words} is for the config.json .* go behind it: .*net.py {words}"):
+    with pytest.raises(UsageError, match=f"{words} is for the config.json .* go after it: .*net.py {words}"):
         Program.parse(str(tmp_path / "net.py"), request=Request(**asked))
     with pytest.raises(UsageError, match=f"{words} is for the config.json .* --input"):
         Program.parse(f"{tmp_path}/net.py:build", request=Request(**asked))

@@ -164,7 +164,7 @@ EXECUTORS = ("local", "loopback", "pipe", "ray")
 
 def executor() -> str:
     """``GENIE_EXECUTOR`` (``local``): what runs recordings. ``local``: torch, here; ``loopback``: the same behind
-    messages, which become bytes on the way; ``pipe``: behind messages to a child process; ``ray``: to an actor of a
+    messages, which become bytes on the way; ``pipe``: as messages to a child process; ``ray``: to an actor of a
     Ray cluster; ``package.module:Class``, or a name under the entry points ``mindtorch.executors``: somebody else's.
     """
     return executor_named(os.environ.get("GENIE_EXECUTOR", "local"), "GENIE_EXECUTOR")

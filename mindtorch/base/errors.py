@@ -113,9 +113,9 @@ class NPUError(RuntimeError):
     def __str__(self) -> str:
         text = super().__str__()
         if self.operation is not None:
-            text += f"; {'told at' if self.in_flight else 'in'} {_at(self.operation, self.line or '')}"
+            text += f"; {'reported at' if self.in_flight else 'in'} {_at(self.operation, self.line or '')}"
         if self.in_flight:
-            text += f"; of what was under way on {self.device}: {_several(self.in_flight, self.more_before)}"
+            text += f"; caused by a call in flight on {self.device}: {_several(self.in_flight, self.more_before)}"
         return text
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -262,7 +262,7 @@ class Overlays:
             if not os.access(path, os.W_OK):
                 continue
             if not _within(path, covered):
-                raise OSError(f"{path} cannot be covered")
+                raise OSError(f"{path} cannot be covered with an overlay")
             with tempfile.TemporaryFile(dir=path):
                 pass
         if _as_user and any(_somebody_elses(entry) for entry in os.scandir(here)):

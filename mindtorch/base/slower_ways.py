@@ -58,7 +58,7 @@ def refusing(what: str) -> Callable[..., Any]:
     """In the place of a function that nothing else can do: an error that says so."""
 
     def refuse(*_args: Any, **_kwargs: Any) -> Any:
-        raise NotImplementedError(f"{what}: expected a torch that mindtorch knows, got {torch.__version__}")
+        raise NotImplementedError(f"{what}: expected a torch release that mindtorch knows, got {torch.__version__}")
 
     return refuse
 

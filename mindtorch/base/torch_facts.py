@@ -102,10 +102,10 @@ def _module(dotted: str, parent: Any, part: str) -> Any:
     try:
         return importlib.import_module(dotted)
     except ModuleNotFoundError:
-        made = types.ModuleType(dotted, "What mindtorch puts in the place of a module that torch has no more.")
+        made = types.ModuleType(dotted, "mindtorch's replacement for a module that this torch does not have.")
         sys.modules[dotted] = made
         setattr(parent, part, made)
-        lost[dotted] = "the module is gone: see its names"
+        lost[dotted] = "torch has no such module any more: see its names"
         return made
 
 
@@ -230,7 +230,7 @@ def views_made(wrapper: Any) -> bool:
     made = native_views.start(exported, torch.zeros(2, 3, device="cpu"), wrapper, below())
     if not made:
         lost["operators of torch's libraries"] = (
-            "views and writes are recorded as torch takes them apart, which is slower"
+            "views and writes are recorded as torch decomposes them, which is slower"
         )
     return made
 

@@ -30,7 +30,7 @@ _PARTS = 4  # of a message or reply that are under way at a time
 _MESSAGES = 8  # that are, or
 _BYTES = 64 << 20  # so many bytes of them, if that is more than one
 _LOOK = 1.0  # seconds without an answer, after which it is asked whether the actor's process runs
-_STOPPED = "does not run: it was stopped"
+_STOPPED = "is not running: it was stopped"
 _PROBE = 5.0  # the same for a process on another node
 
 

@@ -33,21 +33,21 @@ _before: Executor | None = None
 
 
 def connect(address: str | None = None, workers: int | None = None, device: str | None = None) -> Executor:
-    """Let the accelerators be on a Ray cluster: ``remote_accelerator:i`` is the i-th worker, an actor of Ray's.
+    """Put the accelerators on a Ray cluster: ``remote_accelerator:i`` is the i-th worker, a Ray actor.
 
-    What was computed so far goes there, as with `set_executor`. Needs ``pip install 'mindtorch-genie[ray]'``.
+    Values computed so far move there, as with `set_executor`. Needs ``pip install 'mindtorch-genie[ray]'``.
 
-    address: ``"local"``: a cluster of its own on this machine, which listens on the loopback address alone and ends
-        with the program; ``"host:port"``: one that runs there, of which this machine is a node; ``"auto"``: the one
+    address: ``"local"``: a new cluster on this machine, which listens only on the loopback address and ends
+        with the program; ``"host:port"``: the one that runs there, with this machine as a node; ``"auto"``: the one
         that ``ray start`` or ``genie worker start`` has started on this machine; ``"ray://host[:port]"``: through Ray's
-        client, from a machine that is no node (needs ``ray[client]``). None: what ``GENIE_ADDRESS`` says, else
+        client, from a machine that is not a node (needs ``ray[client]``). None: what ``GENIE_ADDRESS`` says, else
         ``"local"``.
     workers: how many. None: what ``GENIE_WORKERS`` says, else one for each GPU of the cluster, or one where ``device``
         is ``"cpu"``.
     device: ``"cuda"``: a GPU for each; ``"cpu"``. None: ``GENIE_EXECUTOR_DEVICE``, or else GPUs where there are any.
 
-    Returns the executor. Raises UsageError for what cannot be had: no Ray, nobody at the address, too few GPUs, or
-    already connected. `disconnect` is the way back.
+    Returns the executor. Raises UsageError if there is no Ray, no cluster at the address, too few GPUs, or already a
+    connection. `disconnect` undoes it.
     """
     global _before
     with values.lock:
@@ -59,9 +59,10 @@ def connect(address: str | None = None, workers: int | None = None, device: str 
 
 
 def disconnect() -> None:
-    """Bring all values home, end the workers, and the cluster if `connect` has started it. Does nothing without one.
+    """Move all values back, end the workers, and the cluster if `connect` started it. Does nothing without a
+    connection.
 
-    The executor is the one that was in use before `connect` again, or else the local one.
+    The executor is again the one in use before `connect`, else the local one.
     """
     global _link, _before
     with values.lock:

@@ -39,7 +39,7 @@ def ended(error: Exception, process: int, node: str) -> str:
         if "Exit code: " in text and (code := re.search(r"Exit code: (\d+)", text)) is not None:
             return f"{who} ended with exit code {code[1]}"
         return f"{who} has ended: it was killed (SIGKILL, SIGTERM), or crashed"
-    return f"{who} failed in a way that mindtorch does not know: {kind}: {_last_line(text)}"
+    return f"{who} failed for a reason that mindtorch does not recognize: {kind}: {_last_line(text)}"
 
 
 def _last_line(text: str) -> str:

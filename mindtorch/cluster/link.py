@@ -90,7 +90,7 @@ class Link:
         end = time.monotonic() + seconds
         while number not in self._replies:
             if not select.select([self._socket], [], [], max(0.0, end - time.monotonic()))[0]:
-                raise UsageError(f"[connect] no answer of Ray{self._at()} within {seconds:g} s")
+                raise UsageError(f"[connect] no answer from Ray{self._at()} within {seconds:g} s")
             data = self._socket.recv(1 << 20)
             if not data:
                 raise UsageError(f"[connect] Ray{self._at()} cannot be used: {self.how_it_is() or 'no answer'}")

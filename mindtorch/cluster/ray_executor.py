@@ -31,9 +31,9 @@ _tickets = itertools.count(1)
 @one_thread_at_a_time
 class RayExecutor(StreamExecutor):
     """An executor whose worker is an actor on the cluster that `mindtorch.connect` has started or joined, on
-    ``device``: ``cpu``, or ``cuda`` for a GPU of its own. Whoever has one started keeps it alive; its values are freed
-    with it. UsageError where the cluster has no room for it. lineage: bytes of messages that are kept here: as long as
-    there are no more, a worker on a CPU that is lost is rebuilt.
+    ``device``: ``cpu``, or ``cuda`` for a GPU of its own. Keep a reference while you use it: its values are freed with
+    it. UsageError if the cluster has no room for it. lineage: bytes of messages kept here: up to
+    this size, a lost worker on a CPU is rebuilt.
 
     ``process``, also in ``stats``: the number of the worker's process, on its ``node``.
     """

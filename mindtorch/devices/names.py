@@ -298,7 +298,7 @@ def _torch_context(value: device) -> Any:
 def set_default_device(value: DeviceLike | None) -> None:
     """Make ``value`` the calling thread's default device; None puts ``cpu`` back.
 
-    A ``with device(...)`` block that is being executed keeps the upper hand, as in torch. Handed on to
+    Within a ``with device(...)`` block, the block's device stays, as in torch. Passed on to
     ``torch.set_default_device`` where torch can express the device.
     """
     chosen = _CPU if value is None else device(value)
@@ -342,7 +342,7 @@ def default_device_kept() -> Iterator[None]:
 
 def get_default_device() -> device:
     """The calling thread's default device: the innermost ``with device(...)``, else what was set, else ``cpu``; under
-    ``genie run`` the device that it moves programs to, instead of the latter.
+    ``genie run`` the device that it moves programs to instead of ``cpu``.
     """
     stack = _state.stack
     if stack:

@@ -38,12 +38,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Analysis:
-    """What an analyzer says of a segment, by ids of the graph's nodes.
+    """An analyzer's result for a segment, by ids of the graph's nodes.
 
     phases: operations by phase. patterns: blocks that were proven, such as attention. target: what bounds are meant
     for. seconds: about, by what bounds the operations (``compute``, ``memory``, ``launch``); bounds: of each operation.
-    flops, nbytes: computed, and read or written. not_cacheable: why the segment's values cannot be kept for another
-    time; empty where they can. recomputable: operations whose result can be made again from what they read. together:
+    flops, nbytes: computed, and read or written. not_cacheable: why a cache cannot keep the segment's values; empty if
+    it can. recomputable: operations whose result can be recomputed from their inputs. together:
     see `Group`. failed: patterns of others that could not be looked for, and why. phase_of: operations that `genie
     graph` shows in another phase than the recorded one.
     """
@@ -92,7 +92,7 @@ class Analysis:
 
 
 class Analyzer(ABC):
-    """Says what segments mean. Derive from it, and hand an instance to `set_analyzer`."""
+    """Analyzes segments. Derive from it, and pass an instance to `set_analyzer`."""
 
     @abstractmethod
     def analyze(self, graph: ComputationGraph) -> Analysis:
@@ -115,10 +115,9 @@ _last: _Asked | None = None
 
 
 def set_analyzer(analyzer: Analyzer | None) -> Analyzer | None:
-    """Ask another analyzer what segments mean; None: mindtorch's own. Returns the previous one, None where none was
-    asked yet.
+    """Use another analyzer of segments; None: mindtorch's own. Returns the previous one, None if none was used yet.
 
-    UsageError for what is none: nothing has changed then.
+    UsageError if it is not an analyzer: nothing changes then.
     """
     global _analyzer, _last
     if analyzer is not None and not isinstance(analyzer, Analyzer):

@@ -186,7 +186,7 @@ class ComputationGraph:
 
     @classmethod
     def from_tensors(cls, *tensors: LazyTensor) -> ComputationGraph:
-        """What is still to run for the values of ``tensors``: producers, writes to their storage, random draws before.
+        """The pending ops that the values of ``tensors`` need: producers, writes to their storage, random draws before.
 
         ``outputs`` names them. Looks at the whole pending tape once: O(pending ops).
         """

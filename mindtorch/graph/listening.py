@@ -34,11 +34,11 @@ _telling = False
 
 
 def register_segment_hook(hook: Callable[[SegmentRun], None]) -> RemovableHandle:
-    """Call ``hook`` with a `SegmentRun` whenever a piece of what was recorded on ``remote_accelerator`` has run.
+    """Call ``hook`` with a `SegmentRun` whenever a segment of the recording on ``remote_accelerator`` has run.
 
-    It is called in the program's thread, before the read that made the segment run returns. What it raises is warned
-    of, and keeps nothing from the program. For what it makes run itself no hook is called. Returns torch's handle: its
-    ``remove()``, or the end of a ``with`` block over it, takes the hook away. TypeError for what cannot be called.
+    It is called in the program's thread, before the read that ran the segment returns. If it raises, mindtorch warns,
+    and the program goes on. Segments that the hook itself runs call no hook. Returns torch's handle: its ``remove()``,
+    or the end of a ``with`` block over it, removes the hook. TypeError if it is not callable.
     """
     if not callable(hook):
         raise TypeError(f"[register_segment_hook] expected a function of a SegmentRun, got {type(hook).__name__}")
@@ -58,7 +58,7 @@ class _Handle(RemovableHandle):
 
 
 class SegmentRun:
-    """A piece of the recording that has run.
+    """A segment of the recording that has run.
 
     trigger: why it ran (``item``, ``print``, ``limit`` …, as in ``mindtorch.stats()["triggers"]``); line: the program's
     line that this came from, ``file:line``, empty if unknown. seconds: that it took; where recordings run elsewhere,

@@ -316,7 +316,7 @@ def needed_by(part: ComputationGraph, tensors: Sequence[LazyTensor]) -> Computat
     """Fill the empty graph ``part`` with what ``tensors`` depend on."""
     for t in tensors:
         if not isinstance(t, _tensors.LazyTensor):
-            raise TypeError(f"[from_tensors] expected lazy tensors, got {type(t).__name__}")
+            raise TypeError(f"[from_tensors] expected recorded tensors, got {type(t).__name__}")
     whole = type(part)()
     with values.lock, _kept_calls():
         builder = Builder(whole)

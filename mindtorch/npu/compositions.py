@@ -53,7 +53,7 @@ def empty_with_format(
     """``torch.empty`` on an NPU: in the format ND, whatever is asked for."""
     Format(acl_format)
     if base_addrs is not None:
-        raise UnsupportedOperationError("[torch_npu.empty_with_format] base_addrs: tensors are not combined")
+        raise UnsupportedOperationError("[torch_npu.empty_with_format] base_addrs: mindtorch does not combine tensors")
     return torch.empty(
         size, dtype=dtype, layout=layout, device="npu" if device is None else device, pin_memory=bool(pin_memory)
     )

@@ -103,7 +103,9 @@ def importing(take: Callable[[Any], torch.Tensor], capsule: Any) -> Any:
     blocks = [each for each in list(_shared.values()) if each.device == index]  # others may go meanwhile
     block = next((each for each in blocks if each.ptr <= address < each.ptr + each.nbytes), None)
     if address and block is None:
-        raise BufferError(f"[from_dlpack] expected memory of mindtorch's, got another library's on npu:{index}")
+        raise BufferError(
+            f"[from_dlpack] expected memory that mindtorch allocated, got another library's on npu:{index}"
+        )
     found.type, found.index = _CPU
     with NoGrad(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         plain = take(capsule)

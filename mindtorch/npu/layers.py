@@ -293,7 +293,7 @@ def _batch_norm(calls: Calls, args: tuple, kwargs: dict) -> Any:
         and aclnn.call("Rsqrt", calls.device, variances, variances)
     ):  # too late for the CPU: the running statistics are updated
         raise UnsupportedOperationError(
-            f"[native_batch_norm] expected 1/std of {TORCH[one[5]]} as the NPU has batch norm of it, got a refusal"
+            f"[native_batch_norm] the NPU computes batch norm in {TORCH[one[5]]}, but refuses to compute its 1/std"
         )
     return result, mean, saved
 

@@ -114,7 +114,9 @@ def caching_allocator_alloc(size: int, device: Any = None, stream: Any = None) -
 def caching_allocator_delete(mem_ptr: int) -> None:
     """Give back what `caching_allocator_alloc` gave."""
     if _taken.pop(mem_ptr, None) is None:
-        raise ValueError(f"[caching_allocator_delete] expected what caching_allocator_alloc gave, got {mem_ptr:#x}")
+        raise ValueError(
+            f"[caching_allocator_delete] expected an address from caching_allocator_alloc, got {mem_ptr:#x}"
+        )
 
 
 def get_allocator_backend() -> str:

@@ -9,11 +9,11 @@ from ..base.errors import UnsupportedOperationError
 
 __all__ = ["REFUSED", "getter", "refusing"]
 
-_GRAPHS = "graphs of the runtime (aclmdlRI) are not supported: calls run as they come"
+_GRAPHS = "graphs of the runtime (aclmdlRI) are not supported: each call runs at once"
 _DUMP = "CANN's dump of operators is not supported: read tensors with .cpu()"
 _POOLS = "each device has one caching allocator, its own"
-_LIMITS = "limits of cores (aclrtSetDeviceResLimit) are not supported"
-_RECOVERY = "repair of device memory and restart after faults are not supported: restart the process"
+_LIMITS = "core limits (aclrtSetDeviceResLimit) are not supported"
+_RECOVERY = "repairing device memory and restarting after faults are not supported: restart the process"
 _HOST = "pinned memory is not counted"
 _OBFUSCATION = "CANN's obfuscation service is not supported"
 
@@ -53,8 +53,8 @@ REFUSED: dict[str, str] = {
     "current_blas_handle": "CANN has no such handle",
     "memory_snapshot": "the allocator keeps no history",
     "npurt": "only mindtorch calls the runtime",
-    "reset_accumulated_memory_stats": "totals since the start are not reset",
-    "set_op_timeout_ms": "timeouts of operators (aclrtSetOpExecuteTimeOut) are not supported",
+    "reset_accumulated_memory_stats": "totals since the start cannot be reset",
+    "set_op_timeout_ms": "operator timeouts (aclrtSetOpExecuteTimeOut) are not supported",
     "utilization": "it needs the driver's management library, which mindtorch does not use: use npu-smi",
 }  # fmt: skip
 

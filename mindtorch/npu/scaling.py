@@ -77,7 +77,7 @@ def _update_scale(calls: Calls, args: tuple, kwargs: dict) -> Any:
         return NotImplemented
     copies = (tracker, tracked), (scale, scaled)
     if not all(aclnn.call("InplaceCopy", calls.device, *each) for each in copies):
-        raise UnsupportedOperationError("[_amp_update_scale_] expected copies of float32 and int32, got a refusal")
+        raise UnsupportedOperationError("[_amp_update_scale_] the NPU refuses to copy float32 or int32")
     return args[0]
 
 

@@ -145,13 +145,15 @@ def _memory(index: int) -> str:
     before = npu.memory_allocated(index)
     x = torch.zeros(1 << 22, dtype=torch.uint8, device=f"npu:{index}")
     if npu.memory_allocated(index) < before + (1 << 22):
-        raise AssertionError(f"4 MiB were made, and {npu.memory_allocated(index) - before} bytes more are allocated")
+        raise AssertionError(
+            f"allocating 4 MiB raised memory_allocated by {npu.memory_allocated(index) - before} bytes"
+        )
     try:
         torch.empty(2 * total, dtype=torch.uint8, device=f"npu:{index}")
     except torch.OutOfMemoryError:
         pass
     else:
-        raise AssertionError(f"twice the {total} bytes of the device were given")
+        raise AssertionError(f"an allocation of twice the device's {total} bytes succeeded")
     _same(torch.zeros(1 << 22, dtype=torch.uint8), x.cpu(), "after memory ran out")
     return f"{free} of {total} bytes were free"
 

@@ -56,7 +56,7 @@ class _Aclnn:
 
     @staticmethod
     def version() -> None:
-        warnings.warn("[torch.npu.aclnn.version] the version of CANN's operators is not known", stacklevel=2)
+        warnings.warn("[torch.npu.aclnn.version] the version of CANN's operators is unknown", stacklevel=2)
 
 
 aclnn = _Aclnn()
@@ -122,7 +122,7 @@ def set_sync_debug_mode(debug_mode: int | str) -> None:
         raise RuntimeError(f"invalid value of debug_mode, expected one of {known}, got {debug_mode!r}")
     if debug_mode not in (0, "default"):
         raise UnsupportedOperationError(
-            f"[torch.npu.set_sync_debug_mode] expected 0 ('default'), got {debug_mode!r}: waits are not reported"
+            f"[torch.npu.set_sync_debug_mode] expected 0 ('default'), got {debug_mode!r}: waiting is not reported"
         )
 
 

@@ -200,7 +200,7 @@ def _ctc(a: SimpleNamespace) -> None:
         if isinstance(each, torch.Tensor):
             in_range(each, 1 << 40)
         elif min(each, default=0) < 0:
-            wrong(f"expected lengths of 0 and more, got {min(each)}")
+            wrong(f"expected lengths of at least 0, got {min(each)}")
     targets = a.targets
     if targets.device.type == "cpu" and targets.dim() == 2:
         lengths = torch.tensor(_lengths(a.target_lengths), device="cpu")
@@ -297,7 +297,7 @@ def _fourier(a: SimpleNamespace) -> None:
 
 def _distances(a: SimpleNamespace) -> None:
     if a.x1.dim() < 2 or a.x2.dim() < 2 or a.x1.shape[-1] != a.x2.shape[-1]:
-        wrong(f"expected points of as many numbers, got {tuple(a.x1.shape)} and {tuple(a.x2.shape)}")
+        wrong(f"expected points with the same number of coordinates, got {tuple(a.x1.shape)} and {tuple(a.x2.shape)}")
     batch = torch._C._infer_size(a.x1.shape[:-2], a.x2.shape[:-2])
     for t in (a.grad, a.cdist):
         of_sizes(t, *batch, a.x1.shape[-2], a.x2.shape[-2])
@@ -318,14 +318,14 @@ def _grouped(a: SimpleNamespace) -> None:
     """Heads of queries, shared out among those of keys and values."""
     for t in (a.key, a.value):
         if a.enable_gqa and (t.dim() < 3 or not t.shape[-3]):
-            wrong(f"expected keys and values of one head and more, got {tuple(t.shape)}")
+            wrong(f"expected keys and values of at least one head, got {tuple(t.shape)}")
     if min(a.key.dim(), a.value.dim()) < 2 or a.key.shape[-2] != a.value.shape[-2]:
         wrong(f"expected a value for each key, got {tuple(a.value.shape)} for {tuple(a.key.shape)}")
 
 
 def _finite(a: SimpleNamespace) -> None:
     if a.self.device.type == "cpu" and not bool(a.self.isfinite().all()):
-        wrong("expected numbers that are finite")
+        wrong("expected finite numbers")
 
 
 def _packed(a: SimpleNamespace) -> None:

@@ -29,9 +29,9 @@ def rising(t: torch.Tensor, end: int) -> None:
     """Offsets of parts, one after the other, from 0 up to ``end``."""
     in_range(t, end + 1)
     if t.device.type == "cpu" and (t[0].item() if t.numel() else end) != 0:
-        wrong("expected offsets from 0 on")
+        wrong("expected offsets that start at 0")
     if t.device.type == "cpu" and t.numel() > 1 and bool((t[1:] < t[:-1]).any()):
-        wrong("expected offsets in order")
+        wrong("expected offsets in ascending order")
 
 
 def of_sizes(t: torch.Tensor | None, *sizes: int) -> None:

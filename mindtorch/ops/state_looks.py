@@ -40,7 +40,7 @@ def fused(*states: str) -> Callable[[SimpleNamespace], None]:
                 like(parameter, t)
         for t in (*a.self, *a.grads, *(t for name in states for t in getattr(a, name))):
             if t.numel() > t.untyped_storage().nbytes() // t.dtype.itemsize - t.storage_offset():
-                wrong("expected tensors whose elements are next to each other")
+                wrong("expected tensors without gaps between elements")
         for t in getattr(a, "state_steps", ()):
             of_elements(1, t)
         if hasattr(a, "state_steps") and len(a.state_steps) != len(a.self):
@@ -68,7 +68,7 @@ def group_norm(a: SimpleNamespace) -> None:
 
 def batch_norm(a: SimpleNamespace) -> None:
     if a.input.dim() < 2:
-        wrong(f"expected an input of 2 dimensions and more, got {a.input.dim()}")
+        wrong(f"expected an input of at least 2 dimensions, got {a.input.dim()}")
     channels = a.input.shape[1]
     mean, var = getattr(a, "running_mean", None), getattr(a, "running_var", None)
     trains = getattr(a, "training", getattr(a, "train", getattr(a, "update", None)))
@@ -89,7 +89,7 @@ _GATES = {0: 1, 1: 1, 2: 4, 3: 3}  # of relu, tanh, LSTM, GRU
 
 def rnn(a: SimpleNamespace) -> None:
     if a.input.dim() != 3 or a.mode not in _GATES or a.batch_sizes or a.hidden_size < 1:
-        wrong("expected an input of 3 dimensions and no sizes of batches")
+        wrong("expected an input of 3 dimensions and no batch_sizes")
     steps, batch, width = a.input.shape
     hidden, gates = a.hidden_size, _GATES[a.mode] * a.hidden_size
     backward = hasattr(a, "workspace")
@@ -159,10 +159,10 @@ def attention(a: SimpleNamespace) -> None:
         wrong("expected query, key and value of 4 dimensions")
     batch, heads, n, width = q.shape
     if 0 in (*q.shape, *k.shape, *v.shape):
-        wrong("expected query, key and value with elements")
+        wrong("expected non-empty query, key and value")
     groups = k.shape[1]  # heads of queries that are next to each other share one of keys
     if heads % groups:
-        wrong(f"expected {heads} heads of queries in groups of the same size, got {groups} of keys")
+        wrong(f"expected a number of key heads that divides {heads} query heads, got {groups}")
     of_sizes(k, batch, groups, k.shape[2], width)
     of_sizes(v, batch, groups, k.shape[2], width)
     mask = a.attn_mask
@@ -171,7 +171,7 @@ def attention(a: SimpleNamespace) -> None:
         if mask.dim() not in (2, 4) or any(
             m not in (1, there) for m, there in zip(reversed(mask.shape), reversed(whole))
         ):
-            wrong(f"expected a mask that becomes {whole}, got one of {tuple(mask.shape)}")
+            wrong(f"expected a mask that broadcasts to {whole}, got one of {tuple(mask.shape)}")
     if hasattr(a, "grad_out"):
         like(q, a.grad_out, a.out)
         of_sizes(a.logsumexp, batch, heads, n)
@@ -181,7 +181,7 @@ def heads(a: SimpleNamespace) -> None:
     """Attention with its projections: all of it of one dtype."""
     source = a.src if hasattr(a, "src") else a.query
     if (a.num_heads if hasattr(a, "num_heads") else a.num_head) < 1:
-        wrong("expected one head and more")
+        wrong("expected at least one head")
     for name, t in vars(a).items():
         if isinstance(t, torch.Tensor) and "mask" not in name and t.dtype != source.dtype:
             wrong(f"expected {name} of {source.dtype}, got {t.dtype}")
@@ -189,7 +189,7 @@ def heads(a: SimpleNamespace) -> None:
 
 def int4(a: SimpleNamespace) -> None:
     if a.self.dim() != 2 or a.mat2.dim() != 2 or a.qGroupSize < 1:
-        wrong("expected matrices, and groups of one and more")
+        wrong("expected matrices and at least one group")
     of_sizes(a.qScaleAndZeros, a.self.shape[1] // a.qGroupSize, a.mat2.shape[0], 2)
 
 

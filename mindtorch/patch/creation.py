@@ -136,7 +136,7 @@ def _create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> An
             return elsewhere
     if func.__name__ in QUANTIZED and mode.now.estimate is not None:
         raise UnsupportedOperationError(
-            f"[{func.__name__}] expected a program without quantized tensors, whose sizes an estimate does not know: "
+            f"[{func.__name__}] expected a program without quantized tensors, whose sizes an estimate cannot know: "
             "leave the model as it is, or measure it"
         )
     if func.__name__ in NESTED:

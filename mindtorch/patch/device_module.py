@@ -181,7 +181,7 @@ class DeviceModule(types.ModuleType):
     def set_sync_debug_mode(self, debug_mode: Any) -> None:
         if debug_mode not in (0, "default"):
             raise UnsupportedOperationError(
-                "[set_sync_debug_mode] expected 0: mindtorch.stats()['triggers'] shows what waits for values"
+                "[set_sync_debug_mode] expected 0: mindtorch.stats()['triggers'] shows which calls wait for values"
             )
 
     def is_current_stream_capturing(self) -> bool:

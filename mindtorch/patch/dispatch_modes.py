@@ -61,7 +61,7 @@ def _make(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # torch.tensor copies its data from C++ into what we return, which has no memory.
         raise LazyTensorError(
             "[tensor] expected mindtorch's torch.tensor, got the one imported from torch before "
-            "`import mindtorch`, which cannot make lazy tensors: import mindtorch first, or use .to(device)"
+            "`import mindtorch`, which cannot create recorded tensors: import mindtorch first, or use .to(device)"
         )
     kwargs = {name: value for name, value in kwargs.items() if value is not None and name != "pin_memory"}
     if (generator := kwargs.get("generator")) is not None:  # C++ hands down another object for it

@@ -40,8 +40,8 @@ def not_traced(device: Any) -> UnsupportedOperationError:
 
 def not_saved(device: Any) -> UnsupportedOperationError:
     return UnsupportedOperationError(
-        f"[torch.jit.save] expected parameters, buffers and attributes on the CPU, got one on {device}: C++ would read "
-        "memory that it does not have; .to('cpu') first"
+        f"[torch.jit.save] expected parameters, buffers and attributes on the CPU, got one on {device}: C++ cannot "
+        "read its memory; .to('cpu') first"
     )
 
 

@@ -51,10 +51,10 @@ __all__ = [
 
 class _Callable(ModuleType):
     def __call__(self, of: Callable[..., object] | None = None, /, *inputs: Any, **options: Any) -> Profile:
-        """Without `of`, a profile to be made by a ``with`` block, with the options of `Profiler`.
+        """Without `of`, a context manager that profiles its ``with`` block, with the options of `Profiler`.
 
-        With it, the profile of ``of(*inputs)``, a model or another function, as it is: its mode, gradients or none.
-        It is called ``warmup`` times (1) before, and ``steps`` times (1) that are reported.
+        With it, the profile of ``of(*inputs)``, a model or another function, in its current mode, with or without
+        gradients. It is called ``warmup`` times (1) unreported, then ``steps`` times (1) that the report covers.
         """
         # By name, as what shows a report may use this package, not the other way round.
         profiling = importlib.import_module("mindtorch.profiling")

@@ -19,8 +19,8 @@ __all__ = ["LightningCallback", "TransformersCallback"]  # noqa: F822 - made by 
 
 
 class _Steps:
-    """steps: reported, after `warmup` ones; then the report is printed (show), and written where `save` says, in the
-    format that the name has. options: those of `mindtorch.profile`. `profile` is what was made, after that."""
+    """steps: how many are reported, after `warmup` ones; then the report is printed (show) and written to `save`, in
+    the format of its name. options: those of `mindtorch.profile`. Afterwards, `profile` is the profile."""
 
     def __init__(
         self, steps: int = 3, warmup: int = 1, save: str | os.PathLike[str] | None = None, show: bool = True,

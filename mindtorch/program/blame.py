@@ -30,10 +30,12 @@ __all__ = [
 ]
 
 #: What is said of an error that we did not mean.
-REPORT = "this is an error of genie's own, not the accelerator's: please report it to its maintainers"
+REPORT = "this is a bug in genie, not a limit of the accelerator: please report it to genie's maintainers"
 
 #: What is said where this machine's compilers or libraries are not what a program's kernels need.
-TOOLS = "it builds or loads kernels with this machine's compilers and libraries: that says nothing of the accelerator's"
+TOOLS = (
+    "this machine's compilers or libraries could not build or load a kernel; that says nothing about the accelerator"
+)
 
 #: Errors of Python's own: no kernel raises them.
 _PYTHONS = (AttributeError, KeyError, NameError, AssertionError, ArithmeticError, ImportError, BufferError, SystemError)

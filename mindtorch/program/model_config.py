@@ -81,8 +81,8 @@ def _read(path: str, refuse: type[Exception]) -> dict[str, Any]:
     for part, given in _quantized(content):
         method = given.get("quant_method") if isinstance(given, dict) else given
         raise refuse(
-            f"{path}: {part} ({method or 'of no method'}) is not known here, it would be ignored: take it "
-            "out of the file to see the model with weights of its dtype"
+            f"{path}: {part} ({method or 'no method'}) is not supported and would be ignored: remove it "
+            "from the file to see the model with weights of its dtype"
         )
     names = content.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):

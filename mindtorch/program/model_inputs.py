@@ -69,7 +69,7 @@ def plan_inputs(model: Any, batch: int, seq: int | None, decode: int | None, dty
     if decode is not None and not (model.can_generate() and {"past_key_values", "cache_params"} & set(takes)):
         raise UsageError(f"{name} does not generate text, so there is nothing to --decode{_hint(model)}")
     if decode is not None and not text and not two:
-        raise UsageError(f"{name} takes {main} and no text to go on from: nothing to --decode")
+        raise UsageError(f"{name} takes {main} and has no text to continue: nothing to --decode")
 
     plan = Plan(_kind(model, text, image, two), batch, seq)
     named = getattr(config, "architectures", None) or [name]

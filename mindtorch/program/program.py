@@ -393,12 +393,12 @@ def _check_request(kind: str, argument: str, request: Request, inputs: bool) -> 
     said = " ".join(words)
     if kind in ("script", "module"):
         raise UsageError(
-            f"{said} is for the config.json of a transformers model, not for a {kind}; options of the script's own go "
-            f"behind it: {argument} {said}"
+            f"{said} is for the config.json of a transformers model, not for a {kind}; the script's own options go "
+            f"after it: {argument} {said}"
         )
     if kind == "model":
         raise UsageError(
-            f"{said} is for the config.json of a transformers model; what {argument} is called with is given as "
+            f"{said} is for the config.json of a transformers model; give the inputs of {argument} as "
             f"--input [NAME=]SHAPE[:DTYPE]"
         )
     if inputs and request != Request(dtype=request.dtype):

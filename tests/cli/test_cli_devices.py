@@ -217,7 +217,7 @@ def test_C7_remote_accelerator_is_as_usable_as_what_it_runs_on(monkeypatch, valu
     [
         ("local", "with torch, in the program"),
         ("pipe", "in a child process"),
-        ("loopback", "behind messages, in the"),
+        ("loopback", "through messages, in the"),
         ("ray", "on a Ray cluster, started with the program"),
         ("package.module:Class", "an executor of your own"),
     ],
@@ -276,7 +276,7 @@ def test_C7_a_test_library_is_not_hardware(acl_test_library):
     assert "1.00 GiB available of 1.00" in shown
     every = {"found": len(OPERATORS), "of": len(OPERATORS), "libraries": [], "not_opened": []}
     assert row["details"]["operators"] == every
-    assert f"operators {len(OPERATORS)} of {len(OPERATORS)} that are called" in shown
+    assert f"operators {len(OPERATORS)} of {len(OPERATORS)} that mindtorch calls" in shown
 
 
 def test_C7_the_operators_of_split_libraries_are_counted(acl_library, tmp_path):
@@ -287,7 +287,7 @@ def test_C7_the_operators_of_split_libraries_are_counted(acl_library, tmp_path):
     assert row["details"]["operators"] == every
     (tmp_path / "libopapi_nn.so").write_text("no library")
     shown = " ".join(genie_process("npu", GENIE_ACL_LIBRARY=library).stdout.split())
-    assert f"operators {len(MATH)} of {len(OPERATORS)} that are called, in" in shown
+    assert f"operators {len(MATH)} of {len(OPERATORS)} that mindtorch calls, in" in shown
     assert "the others run through the CPU" in shown
     assert "cannot be opened: " in shown and "file too short" in shown
 

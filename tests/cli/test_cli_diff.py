@@ -224,7 +224,7 @@ def test_C5_a_page_for_a_browser(reports: Path) -> None:
             "expected two reports of one kind, got before.json, which was measured, and siz",
         ),
         (["--fail-if", "flops>1%", "before.json", "after.json"], "expected a condition like 'flops>+1%' or "),
-        (["--fail-if", "time>+1%", "before.json", "after.json"], "'time>+1%' is about the time of an estimate"),
+        (["--fail-if", "time>+1%", "before.json", "after.json"], "'time>+1%' compares estimated times"),
         (["--json", "after.json", "before.json", "after.json"], "cannot write after.json: it is one of the reports"),
         (["--markdown", "before/net.py", "before.json", "after.json"], "will not replace before/net.py"),
         (["--json", "x", "--markdown", "x", "before.json", "after.json"], "x is given for two outputs"),

@@ -261,7 +261,7 @@ def test_C6_compiled_functions_are_named_as_left_out(here):
     (here / "fast.py").write_text(NET + "\ntorch.compile(Net(), backend='eager')(torch.ones(3, 4))\n")
     result = genie("fast.py")
     torch._dynamo.reset()
-    assert result.exit_code == 0 and "leaves out the ops of 1 compiled function" in result.stderr
+    assert result.exit_code == 0 and "leaves out operations of 1 compiled function" in result.stderr
 
 
 def test_C3_raw_threads_are_in_the_graph(here):
@@ -280,9 +280,9 @@ def test_L13_why_says_where_a_pattern_is_and_why_not_elsewhere(here, device):
     assert result.exit_code == 0, result.output
     said = result.stdout.splitlines()
     assert said[0] == "ran" and re.fullmatch(r"feed-forward: \d\d candidates", said[1])
-    assert said[2] == "  16 × run beside the pattern's own function, and agreed (activation relu, gated False)"
+    assert said[2] == "  16 × run beside a reference, with the same result (activation relu, gated False)"
     assert "aten::addmm, Deep.h.0.down, " in said[3] and said[5:7] == [said[5], "      and 13 more"]
-    assert said[-1] == "attention: nothing looks like it"
+    assert said[-1] == "attention: no candidates"
 
 
 def test_L13_why_takes_part_of_a_graph_beside_a_file(here):

@@ -164,7 +164,7 @@ def test_C8_what_the_program_writes_under_the_same_name_stays(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text("import torch\ntorch.ones(2)\nopen('out.json', 'w').write('mine')\n")
     done = CliRunner().invoke(cli, ["profile", "--json", "out.json", "net.py"])
-    assert done.exit_code == 0 and "goes to out.1.json" in done.stderr and "wrote out.1.json" in done.stderr
+    assert done.exit_code == 0 and "writes to out.1.json" in done.stderr and "wrote out.1.json" in done.stderr
     assert (tmp_path / "out.json").read_text() == "mine"
     assert json.loads((tmp_path / "out.1.json").read_text())["totals"]["ops"]
 

@@ -401,12 +401,12 @@ def test_C4_what_the_host_does_is_told_as_a_least_as_short_stretches_are_not_see
     host = {"here_s": 0.5, "workers_s": 0.25, "lines": []}
     text = " ".join(render(dict(make_report(), mode="estimate", host=host), width=200).split())
     assert "host, here at least 500 ms of the program's own Python between ops" in text
-    assert "data, here at least 250 ms of what a DataLoader's workers would do, measured here" in text
+    assert "data, here at least 250 ms of the work of a DataLoader's workers, measured here" in text
     host = {"here_s": 0.0, "workers_s": 0.0, "seen_from_s": 0.012, "lines": []}
     steps = {"count": 0, "warmup": 0, "warmup_s": 0.0, "time_s": [], "first_s": None, "quartiles_s": None}
     for n, said in ((10**6, True), (0, False)):
         text = render(dict(make_report(), mode="estimate", host=host, steps={**steps, "count": n}), width=200)
-        words = "host, here nothing of the program's own Python between ops lasts 12 ms at a time; what is shorter"
+        words = "host, here no stretch of the program's own Python between ops takes 12 ms; no figure includes shorter"
         assert (words in " ".join(text.split())) == said
 
 

@@ -75,7 +75,7 @@ def test_R4_a_worker_that_goes_while_it_computes(number: int, process: int) -> N
         process,
         r"has ended: it was killed \(SIGKILL, SIGTERM\), or crashed"
         if number == signal.SIGKILL
-        else "does not run: it was stopped",
+        else "is not running: it was stopped",
     ):
         a.sum().item()
     timer.join()
@@ -167,5 +167,5 @@ def test_R4_what_ray_says_of_an_end_becomes_one_sentence() -> None:
     other = died("Worker exit type: INTENDED_USER_EXIT Worker exit detail: Exit code: 3.")
     assert endings.ended(other, 7, "4d0d737680") == f"{who} ended with exit code 3"
     raised = ValueError("first\nlast")
-    unknown = "failed in a way that mindtorch does not know: ValueError: last"
+    unknown = "failed for a reason that mindtorch does not recognize: ValueError: last"
     assert endings.ended(raised, 7, "4d0d737680") == f"{who} {unknown}"

@@ -53,7 +53,7 @@ def test_C4_a_solver_that_chooses_its_steps_comes_to_its_end() -> None:
         assert 3 <= integrate(lambda y: model(y).tanh(), torch.randn(2, 4, device="cuda"), 1.0) <= 9
     line = integrate.__code__.co_firstlineno + 7
     assert (
-        f"assumed values decided how often loops went round (test_adaptive_solvers.py:{line}): in a run, others may"
+        f"assumed values decided how many iterations loops ran (test_adaptive_solvers.py:{line}): a run may differ"
     ) in estimator.report()["warnings"]
     assert waiting_loops.ended() == []
 

@@ -80,7 +80,7 @@ def test_C4_a_command_that_the_machine_lacks_has_changed_nothing(at: Path) -> No
                 subprocess.run(command, check=True, env=environment)
         assert private_files.left_alone()["not_held_back"] == []
         subprocess.run(["true"], check=True)
-        assert private_files.left_alone()["not_held_back"] == ["what child processes write (true)"]
+        assert private_files.left_alone()["not_held_back"] == ["files that child processes write (true)"]
 
 
 def test_C4_what_the_standard_library_asks_other_programs_has_changed_nothing(at: Path) -> None:

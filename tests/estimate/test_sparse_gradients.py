@@ -89,7 +89,7 @@ def test_C4_what_takes_no_sparse_gradient_refuses_it_in_an_estimate_too() -> Non
             gradient.values()
         with pytest.raises(RuntimeError, match="same device"):
             torch.zeros(1000, 64).add_(gradient)
-        with pytest.raises(UnsupportedOperationError, match="does not know what this gives of a sparse gradient"):
+        with pytest.raises(UnsupportedOperationError, match="does not know the result for a sparse gradient"):
             gradient.sort()
         copy = deepcopy(gradient).coalesce() * 2
         assert copy.is_sparse and copy.values().shape == (9, 64) and copy.indices().tolist() == [list(range(9))]

@@ -80,7 +80,7 @@ def test_C10_a_product_of_dense_matrices_where_a_sparse_one_has_numbers(session:
     assert found._nnz() == 6 and (found @ x).shape == (4, 5)
     with pytest.raises(RuntimeError, match="at least two devices"):
         torch.sparse.sampled_addmm(a, x, y.cpu())
-    with torch.enable_grad(), pytest.raises(UnsupportedOperationError, match="does not differentiate by sparse"):
+    with torch.enable_grad(), pytest.raises(UnsupportedOperationError, match="does not compute gradients of sparse"):
         torch.sparse.sampled_addmm(a, x.requires_grad_(), y)
 
 
@@ -117,7 +117,7 @@ def test_C10_parts_are_known_and_are_where_the_matrix_is(session: None) -> None:
 
 
 def test_C10_what_would_need_values_is_said(session: None) -> None:
-    with pytest.raises(UnsupportedOperationError, match="does not differentiate by sparse tensors"):
+    with pytest.raises(UnsupportedOperationError, match="does not compute gradients of sparse tensors"):
         torch.sparse_coo_tensor(EDGES, torch.randn(6, requires_grad=True), (4, 4))
     with pytest.raises(UnsupportedOperationError, match="cannot know the tensor's size"):
         torch.sparse_coo_tensor(torch.randn(2, 6).long(), torch.ones(6))

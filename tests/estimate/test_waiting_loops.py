@@ -13,7 +13,7 @@ from mindtorch.profile.cost import targets
 from mindtorch.profile.estimate import assumptions, waiting_loops
 from mindtorch.profile.estimate.estimator import Estimator
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*waits for a value that nobody knows")
+pytestmark = pytest.mark.filterwarnings("ignore:.*waits for an unknown value")
 
 
 @pytest.fixture(autouse=True)
@@ -149,9 +149,7 @@ def test_C4_a_loop_that_may_end_by_itself_does(session: None, loop: Callable[[],
 
 def test_C4_a_loop_that_no_assumption_ends_is_one_that_cannot_be_told(session: None) -> None:
     x, line = unknown(3), 0
-    with pytest.raises(
-        NoDataError, match=r"test_waiting_loops\.py:\d+\): this loop waits for values that nobody knows"
-    ):
+    with pytest.raises(NoDataError, match=r"test_waiting_loops\.py:\d+\): this loop waits for unknown values"):
         while (work(0) < 1).any() or (work(line) == work(line)).all() or x.sum().isfinite():
             line = 1
 
@@ -162,8 +160,8 @@ def test_C4_a_report_says_which_loops_were_ended() -> None:
     (text,) = [words for words in estimator.report()["warnings"] if "loops waited" in words]
     line = by_its_test.__code__.co_firstlineno + 2
     assert text == (
-        "loops waited for values that nobody knows, and were ended there "
-        f"(test_waiting_loops.py:{line} after 101 rounds)"
+        "loops waited for unknown values, and the estimate ended them "
+        f"(test_waiting_loops.py:{line} after 101 iterations)"
     )
 
 

@@ -198,7 +198,7 @@ def test_L10_random_draws_bring_the_draws_before_them():
 
 
 def test_L10_from_tensors_wants_lazy_tensors():
-    with pytest.raises(TypeError, match="expected lazy tensors, got Tensor"):
+    with pytest.raises(TypeError, match="expected recorded tensors, got Tensor"):
         ComputationGraph.from_tensors(torch.ones(1))
 
 

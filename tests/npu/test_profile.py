@@ -200,7 +200,7 @@ def test_C2_a_trace_with_many_launches_lost_is_not_used(library: acl_library.Lib
         x.mul(2.0)
     report = profiler.report()
     assert report["gpu"]["how"] == "traced, then waited"
-    assert "the tracing of NPUs by events gave no kernels" in report["gpu"]["why"]
+    assert "the tracing of NPUs by events reported no kernels" in report["gpu"]["why"]
 
 
 def test_C2_an_npu_that_fails_is_the_programs_error(library: acl_library.Library, npu: ModuleType) -> None:

@@ -39,8 +39,12 @@ def test_N7_checks_that_change_settings_pass_alone(in_npu_program: Any) -> None:
         ("library.fail('aclrtStreamWaitEvent', 1, 107000)", "streams and events", "107000"),
         ("npu.device_count = lambda: 1", "events across devices", "there is one device"),
         ("torch.Tensor.backward = lambda self: self.sum()", "perceptron", ""),
-        ("npu.mem_get_info = lambda index: (1, 100)", "memory", "twice the 100 bytes of the device were given"),
-        ("npu.memory_allocated = lambda index: 0", "memory", "4 MiB were made, and 0 bytes more"),
+        (
+            "npu.mem_get_info = lambda index: (1, 100)",
+            "memory",
+            "an allocation of twice the device's 100 bytes succeeded",
+        ),
+        ("npu.memory_allocated = lambda index: 0", "memory", "allocating 4 MiB raised memory_allocated by 0 bytes"),
         (
             "step, at = selftest._step, iter(range(9)); selftest._step = lambda *args: (next(at) + step(*args)[0], [])",
             "deterministic algorithms",
@@ -98,7 +102,7 @@ def test_C7_an_npu_is_tried_and_a_report_written(here: Path) -> None:
     result = genie("npu", "--test")
     assert result.exit_code == 0, result.output
     assert "passed   copies: 46 copies\npassed   memory: " in result.stdout
-    assert "says nothing of hardware" in result.stderr and "none of 2 failed" in result.stderr
+    assert "say nothing about hardware" in result.stderr and "none of 2 failed" in result.stderr
     report = json.loads((here / "npu-test.json").read_text())
     assert [row["check"] for row in report["checks"]] == ["copies", "memory"]
     assert report["devices"][0]["type"] == "npu" and report["versions"]["torch"]
@@ -127,9 +131,9 @@ def test_C7_a_check_that_ends_its_process_or_never_ends_is_that_checks_alone(
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--test"], "--test and --report are of an NPU"),
-        (["cpu", "--test"], "--test and --report are of an NPU"),
-        (["npu", "--report", "x.json"], "--report is of --test"),
+        (["--test"], "--test and --report are for an NPU"),
+        (["cpu", "--test"], "--test and --report are for an NPU"),
+        (["npu", "--report", "x.json"], "--report needs --test"),
     ],
 )
 def test_C7_what_cannot_be_tested_is_refused(args: list[str], words: str) -> None:

@@ -47,7 +47,7 @@ def test_N3_streams_and_events_are_printed_as_torch_npus(in_npu_program: Callabl
 
 def test_N3_what_the_library_does_not_tell_is_none(npu: ModuleType) -> None:
     assert npu.get_device_properties(0).uuid is None
-    with pytest.warns(UserWarning, match="the version of CANN's operators is not known"):
+    with pytest.warns(UserWarning, match="the version of CANN's operators is unknown"):
         assert npu.aclnn.version() is None
     npu.aclnn.allow_hf32 = False
     assert npu.conv.allow_hf32 is False

@@ -32,14 +32,14 @@ def said(*activations: str, name: str = "feed-forward") -> list[str]:
 def test_L13_what_was_found_says_how_it_is_known_and_where() -> None:
     head, form, place = said("relu")
     assert head == "feed-forward: 1 candidate"
-    assert form == "  1 × run beside the pattern's own function, and agreed (activation relu, gated False)"
+    assert form == "  1 × run beside a reference, with the same result (activation relu, gated False)"
     assert place.startswith("      aten::addmm, Block.down, ") and f"{__file__}:21" in place
 
 
 def test_L13_what_was_refused_says_why() -> None:
     head, form, _ = said("sin")
     assert head == "feed-forward: 1 candidate"
-    assert form == "  1 × not called that: it has no known activation between its projections"
+    assert form == "  1 × not one: it has no known activation between its projections"
 
 
 @pytest.mark.parametrize(("n", "more"), [(3, []), (4, ["      and 1 more"])])
@@ -53,7 +53,7 @@ def test_L13_of_many_places_three_are_named(n: int, more: list[str]) -> None:
 
 
 def test_L13_nothing_that_looks_like_it() -> None:
-    assert said("relu", name="attention") == ["attention: nothing looks like it"]
+    assert said("relu", name="attention") == ["attention: no candidates"]
 
 
 def test_L13_an_unknown_pattern_is_told_with_those_that_are_known() -> None:

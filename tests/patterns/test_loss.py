@@ -100,7 +100,7 @@ NEAR: dict[str, Callable[[], object]] = {
 @pytest.mark.parametrize("name", NEAR)
 def test_L13_what_only_looks_like_a_loss_is_none(name: str) -> None:
     (found,) = losses(NEAR[name])
-    assert found.refused == "it is no cross-entropy"
+    assert found.refused == "it does not compute cross-entropy"
 
 
 def test_L13_logarithms_of_probabilities_that_nobody_takes_a_loss_of_are_none() -> None:

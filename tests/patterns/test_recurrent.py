@@ -356,4 +356,4 @@ def test_L13_what_is_only_near_a_recurrent_cell_has_no_name_and_why_says_so(form
     assert [each for each in found if not each.refused] == []
     assert why in {each.refused for each in found} or (not why and not found)
     text = explain(graph, "recurrent cell")
-    assert f"not called that: {why}" in text if why else text == "recurrent cell: nothing looks like it\n"
+    assert f"not one: {why}" in text if why else text == "recurrent cell: no candidates\n"

@@ -166,7 +166,7 @@ def test_L13_what_a_sampler_keeps_is_no_routing() -> None:
         least = logits.topk(3).values[..., -1:]
         return F.softmax(logits.masked_fill(logits < least, -torch.inf), -1)
 
-    assert found_in(nn.Linear(8, 5), sampled) == ["its choice weighs nothing that other weights compute"]
+    assert found_in(nn.Linear(8, 5), sampled) == ["its scores scale no output of other weights"]
 
 
 def test_L13_the_best_of_what_no_projection_gives_are_no_routing() -> None:

@@ -146,7 +146,7 @@ def test_C2_a_trace_that_cannot_be_is_not_used_and_ops_are_waited_for(
         program()
     report = profiler.report()
     assert report["gpu"]["how"] == "traced, then waited"
-    assert any("torch's tracer gave no kernels" in warning for warning in report["warnings"])
+    assert any("torch's tracer reported no kernels" in warning for warning in report["warnings"])
     assert gpu.starts == gpu.stops and not gpu.running
     assert sum(row["self_s"] for row in report["ops"]) == pytest.approx(report["totals"]["time_s"], abs=1e-12)
 

@@ -455,7 +455,7 @@ def test_C5_a_condition_holds_beyond_its_limit_and_not_at_it(
 
 
 def test_C5_a_condition_about_measured_time_is_refused(measured: Report) -> None:
-    with pytest.raises(UsageError, match="is about the time of an estimate: make both reports with --target"):
+    with pytest.raises(UsageError, match="compares estimated times: make both reports with --target"):
         Condition.parse("time>+1%").check(compared(measured, measured))
 
 

@@ -15,7 +15,7 @@ from mindtorch.profile.report import time_findings
 from tests.profile.test_findings import Slow, ids, measured, the
 
 STARTING = (
-    "num_workers=0 where items are cheap to make: most of that time is until new workers hand over their first batch, "
+    "num_workers=0 if items are cheap to make: most of that time is until new workers return their first batch, "
     "and until they have ended"
 )
 
@@ -58,7 +58,7 @@ def test_C2_finding_data_wait_of_workers_that_stay() -> None:
 
 
 @pytest.mark.parametrize(("starts", "wanted"), [
-    (10**10, "cheaper transforms, or batches that are indices into whole tensors; to start workers would take longer"),
+    (10**10, "cheaper transforms, or batches that are indices into whole tensors; starting workers would take longer"),
     (0, "num_workers of the DataLoader: batches are made while the model computes; or cheaper transforms"),
 ])  # fmt: skip
 def test_C2_finding_data_wait_of_batches_that_are_there_sooner_than_workers(
@@ -86,7 +86,7 @@ def train(where: str) -> None:
 
 @pytest.mark.parametrize(("where", "wanted"), [
     ("in", "the same on whole tensors, or once before the loop; "),
-    ("after", "less of what the line calls: it is in no iteration; "),
+    ("after", "fewer calls at that line, which is outside the iterations; "),
 ])  # fmt: skip
 def test_C2_finding_python_line_in_no_iteration(where: str, wanted: str) -> None:
     """A line that ran once, after the loop, was to run once before the loop."""
@@ -107,7 +107,7 @@ def test_C2_finding_python_line_in_a_library() -> None:
             net(torch.ones(1, 2))
             scope["slow"](torch.ones(2))
     row = the(seen.report(), "python-line")
-    assert row["place"]["line"] == 2 and row["try"] == "fewer calls of what is slowly's there, or one on larger tensors"
+    assert row["place"]["line"] == 2 and row["try"] == "fewer calls into slowly there, or one call on larger tensors"
 
 
 @torch.no_grad()

@@ -76,7 +76,7 @@ def test_C2_page_shows_one_time_in_header_flame_graph_and_tables(trained, tmp_pa
     assert all(text in shown_[0] for text in said) if said else shown_ == []
     tables = ["Phases", "Flame graph", "Modules", "Operations", "Lines", "Shapes"]
     tables += ["Made of"] if report["patterns"] else []
-    assert titles == [*["Findings"][: len(said)], *tables, "When what ran", "Memory", "Not counted", "The run"]
+    assert titles == [*["Findings"][: len(said)], *tables, "Timeline", "Memory", "Not counted", "The run"]
 
 
 @pytest.mark.parametrize(("queued", "told"), [(1.1, True), (0.9, False)])

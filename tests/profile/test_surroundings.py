@@ -62,7 +62,7 @@ def test_C2_profile_of_a_model_is_of_its_calls_after_the_warm_up() -> None:
 @pytest.mark.parametrize(("args", "options", "words"), [
     ((3,), {}, "a model or a function first, got 3"), ((len, "a"), {"steps": 0}, "steps >= 1, got 1 and 0"),
     ((len, "a"), {"warmup": -1}, "warmup >= 0 and"), ((len, "a"), {"steps": "2"}, "whole numbers for warmup and steps"),
-    ((len, "a"), {"b": 2}, "got 'b'; what a model gets by name goes into a function"),
+    ((len, "a"), {"b": 2}, "got 'b'; to pass the model a keyword argument, profile a function"),
 ])  # fmt: skip
 def test_C8_what_is_no_function_or_no_number_of_calls_is_refused(
     args: tuple[Any, ...], options: dict[str, Any], words: str
@@ -256,7 +256,7 @@ def test_C2_a_cell_is_profiled_by_its_magic() -> None:
     with pytest.raises(ZeroDivisionError):
         genie("-o until", f"{CELL}\n1 / 0")
     assert shell.user_ns["until"].macs == 3 * 16**3  # what ran until then
-    for line, words in (("--bogus", "option --bogus not recognized; there are --warmup N"), ("x", "unexpected 'x'"),
+    for line, words in (("--bogus", "option --bogus not recognized; expected --warmup N"), ("x", "unexpected 'x'"),
                         ("--steps two", "expected a number of iterations")):  # fmt: skip
         with pytest.raises(UsageError, match=re.escape(words)):
             genie(line, CELL)

@@ -44,10 +44,10 @@ CALLS: list[tuple[Any, tuple[Any, ...], int, Any, str]] = [
     (A._convolution_double_backward.default,
      (own(2, 3, 6, 7), own(4, 3, 3, 3), own(4), own(2, 4, 6, 7), KERNELS, IMAGES, *TWICE), 3, own(), "got 0"),
     (A.scaled_dot_product_attention.default,
-     (own(2, 6, 4, 8), own(2, 3, 6, 8), own(2, 3, 6, 8), None, 0.0, False), 1, own(2, 0, 6, 8), "one head and more"),
+     (own(2, 6, 4, 8), own(2, 3, 6, 8), own(2, 3, 6, 8), None, 0.0, False), 1, own(2, 0, 6, 8), "at least one head"),
     (A.scaled_dot_product_attention.default,
      (own(2, 6, 4, 8), own(2, 3, 6, 8), own(2, 3, 6, 8), None, 0.0, False), 2, own(2, 3, 9, 8), "a value for each key"),
-    (A._native_multi_head_attention.default, (*[own(2, 4, 8)] * 3, *PROJECTIONS), 4, 0, "one head and more"),
+    (A._native_multi_head_attention.default, (*[own(2, 4, 8)] * 3, *PROJECTIONS), 4, 0, "at least one head"),
     (A._fused_moving_avg_obs_fq_helper.default, (own(2, 3, 4), *OBSERVED), 0, own(4, 3, 4), "4 elements"),
     (A._batch_norm_no_update.default, (own(3, 4, 5), own(4), own(4), own(4), own(4), 0.1, 1e-5), 3, None, "mean and v"),
 ]  # fmt: skip

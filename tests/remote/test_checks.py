@@ -127,11 +127,11 @@ RELU = ("op aten::relu.default", (Reference(0),), {}, -1, False, (), True, (0,),
         ([("define", [(RELU[0], (Reference(1),), *RELU[2:])])], "holes in order"),
         ([("define", [(*RELU[:7], (None,), RELU[8])])], "expected results for 1 outputs"),
         ([("define", [(*RELU[:7], (0, 0), RELU[8])])], "expected results for 1 outputs"),
-        ([UPLOAD, ("fetch", (1, torch.float32, (1,), (1,), 0, 1))], "complex dtype for what is conjugated"),
-        ([("plan", [], [(torch.float32, 1, False, 1)], [])], "complex dtype for what is conjugated"),
+        ([UPLOAD, ("fetch", (1, torch.float32, (1,), (1,), 0, 1))], "complex dtype for a conjugated tensor"),
+        ([("plan", [], [(torch.float32, 1, False, 1)], [])], "complex dtype for a conjugated tensor"),
         ([UPLOAD, ("call", 5, [DESCRIBED], RELU[0], (Reference(1),), {}, True, -1)], "a tensor in 0..0, got 1"),
-        ([UPLOAD, ("fetch", (1, torch.float32, (-1,), (1,), 0, 0))], "of 0 and more, got -1"),
-        ([UPLOAD, ("fetch", (1, torch.float32, (1 << 60,), (1,), 0, 0))], "of 0 and more"),
+        ([UPLOAD, ("fetch", (1, torch.float32, (-1,), (1,), 0, 0))], "of at least 0, got -1"),
+        ([UPLOAD, ("fetch", (1, torch.float32, (1 << 60,), (1,), 0, 0))], "of at least 0"),
     ],
 )  # fmt: skip
 def test_R3_a_message_is_refused_before_any_of_it_is_done(requests: list[tuple], why: str) -> None:
@@ -161,11 +161,11 @@ def fetched(**other: object) -> list[tuple]:
         ([FILE], [(*FILE[:5], bytes(33))], "a digest, got 33 bytes"),
         (fetched(), fetched(sizes=(5,)), "within the 16 bytes of storage 1"),
         (fetched(sizes=(3,), offset=1), fetched(offset=1), "within the 16 bytes of storage 1"),
-        (fetched(sizes=(0,)), fetched(sizes=(-1,)), "of 0 and more, got -1"),
+        (fetched(sizes=(0,)), fetched(sizes=(-1,)), "of at least 0, got -1"),
         (
             fetched(sizes=((1 << 48) - 1,), strides=(0,)),
             fetched(sizes=(1 << 48,), strides=(0,)),
-            "of 0 and more, got 281474976710656",
+            "of at least 0, got 281474976710656",
         ),
         (
             fetched(sizes=(1,) * 64, strides=(1,) * 64),
@@ -173,7 +173,7 @@ def fetched(**other: object) -> list[tuple]:
             "sizes and strides of a tensor",
         ),
         (fetched(), fetched(strides=(1, 1)), "sizes and strides of a tensor"),
-        (fetched(bits=2), fetched(bits=3), "a complex dtype for what is conjugated"),
+        (fetched(bits=2), fetched(bits=3), "a complex dtype for a conjugated tensor"),
         (
             fetched(dtype=torch.complex64, sizes=(2,), bits=3),
             fetched(dtype=torch.complex64, sizes=(2,), bits=4),

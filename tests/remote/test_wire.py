@@ -110,7 +110,7 @@ def test_R3_bytes_that_are_no_message_are_refused_and_nothing_else_happens() -> 
         ({"a": 1}, "a list of requests"),
         ([("fetch", (9, torch.float32, (2,), (1,), 0, 0))], "the number of a storage, got 9"),
         ([("upload", 1, b"abcd"), ("fetch", (1, torch.float32, (2,), (1,), 0, 0))], "within the 4 bytes"),
-        ([("upload", 1, b"abcd"), ("fetch", (1, torch.float32, (1,), (1,), -1, 0))], "of 0 and more, got -1"),
+        ([("upload", 1, b"abcd"), ("fetch", (1, torch.float32, (1,), (1,), -1, 0))], "of at least 0, got -1"),
         ([("define", [("os.system", (), {}, -1, False, (), True, (), ())])], "the name of an operation"),
     ],
 )

@@ -27,21 +27,21 @@ _MOST = 1 << 30
 
 
 def cache(folder: str | os.PathLike[str] | None = None, *, max_bytes: int = _MOST) -> Cache:
-    """Within ``with mindtorch.cache():``, what was computed on ``remote_accelerator`` before is not computed again.
+    """Within ``with mindtorch.cache():``, segments that ran on ``remote_accelerator`` before are not computed again.
 
-    folder: where values are kept, for other processes and later runs, too; None: in memory, as long as the object is
-    there. max_bytes: how much is kept at most; what was used least recently goes first.
+    folder: where values are kept, for other processes and later runs, too; None: in memory, as long as the object
+    exists. max_bytes: most that is kept; the least recently used values go first.
 
-    A piece of the recording whose operations, inputs (by their bits), settings, build of torch and processor are those
-    of one that ran within it gets that one's values, which are eager's, bit for bit; generators are then where they
-    would be. What may give something else another time runs as ever, and ``mindtorch.stats()["not_cacheable"]`` says
-    why. UsageError where max_bytes is not above 0 or the folder cannot be used.
+    A segment gets kept values if its operations, inputs (by their bits), settings, torch's build and the processor
+    equal those of one that ran before; the values are eager's, bit for bit, and generators advance as if it had run. A
+    segment that may give different results another time runs as usual, and ``mindtorch.stats()["not_cacheable"]`` says
+    why. UsageError if max_bytes is not above 0 or the folder cannot be used.
     """
     return Cache(folder, max_bytes=max_bytes)
 
 
 class Cache:
-    """What `cache` makes: to be entered as often as wanted, and cleared."""
+    """The context manager that `cache` returns; can be entered repeatedly, and cleared."""
 
     def __init__(self, folder: str | os.PathLike[str] | None = None, *, max_bytes: int = _MOST) -> None:
         if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes <= 0:

@@ -15,9 +15,9 @@ from .machine import Machine, this_machine
 class Executor(ABC):
     """Keeps the values of lazy tensors and runs what was recorded on them.
 
-    What stands for a value here is a plain torch.Tensor with its dtype, sizes, strides, offset and bits; two share
-    storage where the values do. In this process it may be the value itself; elsewhere it is a tensor on the meta
-    device, whose storage's death says that nobody can name the memory there any more.
+    A plain torch.Tensor represents each value, with its dtype, sizes, strides and offset; two share storage if the
+    values do. In this process it may be the value itself; for a remote executor it is a tensor on the meta device: when
+    its storage is freed, nothing refers to the remote memory any more.
     """
 
     #: Where plain tensors that take part in the program's calls are put: the CPU, or a CUDA device of this process.
@@ -38,7 +38,7 @@ class Executor(ABC):
     def submit(self, segment: Any) -> None:
         """Run ``segment`` (a ``mindtorch._ext.replay.Segment``) in program order.
 
-        Afterwards its slots have what stands for their values. Raises MaterializationError.
+        Afterwards its slots have the tensors that represent their values. Raises MaterializationError.
         """
 
     @abstractmethod
@@ -50,22 +50,23 @@ class Executor(ABC):
 
     @abstractmethod
     def address(self, value: torch.Tensor) -> int:
-        """Where a value's first element is: the same for what shares it, another for what is elsewhere."""
+        """Address of a value's first element: equal for values that share it, else different."""
 
     @abstractmethod
     def adopt(self, tensors: Sequence[torch.Tensor], index: int = 0) -> list[torch.Tensor]:
-        """Values whose memory is that of plain tensors on ``device`` from now on, which share storage as those do.
+        """Take over plain tensors on ``device`` as values, which share storage as the tensors do.
 
-        index: of the remote_accelerator that will use them. Callers neither write to what they gave nor keep it.
+        index: of the remote_accelerator that will use them. Callers neither write to the tensors afterwards nor keep
+        them.
         """
 
     @abstractmethod
     def call(self, info: Any, args: tuple, kwargs: dict[str, Any], draws: int | None) -> Any:
-        """Run a call now, on what stands for values, and give what stands for its results.
+        """Run a call now, on tensors that represent values, and return those of its results.
 
-        info: the OpInfo; draws: the index whose generator it draws from. What cannot be a value (a sparse or nested
-        tensor) is torch's own, on ``device``. Whatever torch raises is raised. Where the call changed sizes, strides or
-        storage of an argument, so is what stands for it. The caller sees to torch's modes.
+        info: the OpInfo; draws: the index whose generator it draws from. A result that cannot be a value (a sparse or
+        nested tensor) is torch's own, on ``device``. Raises whatever torch raises. If the call changed sizes, strides
+        or storage of an argument, its tensor changes, too. The caller handles torch's modes.
         """
 
     @abstractmethod
@@ -77,25 +78,25 @@ class Executor(ABC):
         return this_machine(self.device)
 
     def move(self, value: torch.Tensor, index: int) -> torch.Tensor:
-        """The value for ``remote_accelerator:index``. It has memory of its own, which nobody will use any more."""
+        """The value for ``remote_accelerator:index``. Nothing else uses its memory any more."""
         return value
 
     def home(self, memory: torch.UntypedStorage) -> int:
-        """The address of the storage on which values on this memory of the process's are known."""
+        """Address of the storage that represents values on this memory of the process."""
         return memory._cdata
 
     def bring(self, memory: Sequence[torch.UntypedStorage]) -> None:  # noqa: B027
-        """Let memory that was adopted be what it is where values are: something in this process may look at it now.
+        """Update adopted memory to the current values, because something in this process may read it now. Later writes
 
-        What writes to it from now on has written to the values.
+        to it are writes to the values.
         """
 
     def begin(self) -> None:  # noqa: B027
-        """Let what was submitted begin, and return. Only asked for where ``overlaps`` or ``ahead``."""
+        """Start what was submitted, and return. Only called if ``overlaps`` or ``ahead``."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Return when what was submitted has been run. Raises MaterializationError for what failed in it."""
+        """Return when what was submitted has run. Raises MaterializationError if something in it failed."""
 
     @abstractmethod
     def sync(self) -> None:
@@ -110,12 +111,12 @@ class Executor(ABC):
 
     @abstractmethod
     def seed(self, seed: int, besides: Sequence[int] = ()) -> None:
-        """Seed the generators of all indices but ``besides``, those that are used later for the first time included."""
+        """Seed the generators of all indices except ``besides``, including those first used later."""
 
     @abstractmethod
     def generators(self) -> tuple[int | None, dict[int, torch.Tensor]]:
-        """(the seed that generators start from, None where none was given; the states of those that were used)."""
+        """(the seed that generators start from, None if none was set; the states of those that were used)."""
 
     @abstractmethod
     def set_generators(self, seed: int | None, states: dict[int, torch.Tensor]) -> None:
-        """Be what another executor's ``generators()`` told. States of another kind of device are left out."""
+        """Take over what another executor's ``generators()`` returned, except states of another kind of device."""

@@ -47,20 +47,21 @@ def _by_key() -> dict[str, dict[str, int]]:
 def stats() -> dict[str, Any]:
     """What the engine did since the start, or since ``reset_stats()``.
 
-    ``ops_recorded``, ``ops_executed``, ``ops_dropped`` (never run: nobody could see the result), ``ops_fallback``
+    ``ops_recorded``, ``ops_executed``, ``ops_dropped`` (never run: nothing could read the result), ``ops_fallback``
     (run eagerly because they cannot be recorded; ``fallbacks``: op → calls), ``recorded_whole`` /
     ``recorded_at_dispatch`` (level of interception), ``segments`` (materializations that ran something),
     ``triggers`` (reason → count; a reason is the method that read, or the op that could not wait), ``trigger_lines``
     (``file:line`` of the program → count; beyond 1,000 places ``(other lines)``), ``passes`` (pass of the optimization
-    engine → calls that ran otherwise because of it), ``bytes_saved`` (pass → bytes of memory not taken because of it),
+    engine → calls that it changed), ``bytes_saved`` (pass → bytes that it kept from being allocated),
     ``npu_native`` / ``npu_staged`` (op → calls on NPU tensors that the NPU ran itself / that went through the CPU),
-    ``cache_hits`` / ``cache_misses`` (segments whose values a `mindtorch.cache` had / that it ran and kept),
+    ``cache_hits`` / ``cache_misses`` (segments whose values a `mindtorch.cache` had / whose values it computed and
+    kept),
     ``not_cacheable`` (why others were not kept → segments). Current state: ``cache_bytes`` (bytes that the cache in use
     holds), ``ops_pending``, ``values`` (live values), ``bytes_held`` (every table of the engine, in bytes; not the
     user's tensors),
     ``bytes_per_op`` (``bytes_held`` per pending op),
-    ``record_bytes`` (size of one record), ``torch_lost`` (names inside torch that the installed release does not have
-    → what that costs; empty on releases that mindtorch knows).
+    ``record_bytes`` (size of one record), ``torch_lost`` (names inside torch that the installed release lacks → the
+    consequence; empty on releases that mindtorch knows).
     """
     now = _totals()
     out = {k: v - _zero.get(k, 0) for k, v in now.items()}

@@ -34,10 +34,10 @@ _default_executor: Callable[[], Executor] | None = None
 
 
 def set_executor(executor: Executor | None) -> Executor | None:
-    """Use another executor; returns the previous one, None where none was used yet. ``None``: the default one.
+    """Use another executor; returns the previous one, None if none was used yet. ``None``: the default one.
 
-    What is pending is run by the previous one first; what fails in that fails where it is asked for. What was computed
-    and the generators' states go along. UsageError for what is no executor: nothing has changed then.
+    The previous one first runs pending operations; an error in them is raised when the value is read. Computed values
+    and generator states move to the new one. UsageError if it is not an executor: nothing changes then.
     """
     global _executor
     if executor is not None:
@@ -84,7 +84,7 @@ def asked_for() -> bool:
 
 
 def get_executor() -> Executor:
-    """The executor in use: the one that was set, or else what ``GENIE_EXECUTOR`` says."""
+    """The current executor: the one that was set, else that of ``GENIE_EXECUTOR``."""
     with lock:
         return executor()
 
@@ -220,7 +220,7 @@ def stepped() -> None:
 
 
 def flush(reason: str) -> None:
-    """Compute everything that a live tensor can see."""
+    """Compute everything that a live tensor needs."""
     with lock:
         _run(_core.segment_all(), reason)
         executor().finish()

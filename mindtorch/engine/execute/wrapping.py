@@ -16,9 +16,9 @@ __all__ = ["WrappingExecutor"]
 
 
 class WrappingExecutor(Executor):
-    """Asks ``inner`` for whatever it is asked. Derive from it, and do more in some of the methods.
+    """Passes every call on to ``inner``. Derive from it to do more in some of the methods.
 
-    UsageError where ``inner`` is no executor.
+    UsageError if ``inner`` is not an executor.
     """
 
     def __init__(self, inner: Executor) -> None:

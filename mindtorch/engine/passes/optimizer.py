@@ -45,9 +45,9 @@ def _say(what: str, error: Exception) -> None:
 
 
 def set_passes(passes: Iterable[Pass | str] | None) -> tuple[Pass, ...]:
-    """Use these passes, in this order, names standing for known ones; None: those that are on by themselves.
+    """Use these passes (instances, or names of known ones), in this order; None: the default ones.
 
-    Returns those that were used before. UsageError for what is no pass: nothing has changed then.
+    Returns the previous ones. UsageError if one is not a pass: nothing changes then.
     """
     global _chosen
     before = _used()

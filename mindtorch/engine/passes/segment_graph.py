@@ -27,7 +27,7 @@ class Input(int):
 
 
 class Number(int):
-    """In a call's arguments: its float of this number, which may be another each time."""
+    """In a call's arguments: its float of this number, which may change each time."""
 
 
 @dataclass
@@ -93,7 +93,7 @@ class RecordedCall:
 
     @property
     def pure(self) -> bool:
-        """Does it nothing but give values?"""
+        """Does it only return values?"""
         return not (self.written or self.random)
 
 
@@ -137,14 +137,14 @@ class SegmentGraph:
     def replace(
         self, call: RecordedCall, function: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any]
     ) -> None:
-        """Run ``function(*args, **kwargs)`` in place of the call, which gives the same: that is the pass's to know."""
+        """Run ``function(*args, **kwargs)`` instead of the call; the pass must ensure that the result is the same."""
         step = prepared(function, tuple(args), kwargs, len(call.inputs))
         if step is None:
             raise Unproven("tensors, or numbers that change, within lists")
         self.steps[call.number] = step
 
     def share(self, call: RecordedCall, value: int) -> None:
-        """Do not run the call: what it gives is this value, bit for bit; that is the pass's to know."""
+        """Do not run the call: its result is this value, bit for bit; the pass must ensure that."""
         if not call.single or not call.pure:
             raise Unproven("it does more than return one tensor")
         (out,) = (self.values[n] for n in call.outputs)

@@ -61,7 +61,7 @@ _emptied: set[int] = set()
 
 
 class MetaStorage:
-    """What a meta tensor stands for: `nbytes` of memory that nobody allocated."""
+    """The storage of a meta tensor: `nbytes` of memory that is never allocated."""
 
     def __init__(self, t: torch.Tensor) -> None:
         self.shape = t.shape
@@ -164,7 +164,7 @@ class TypedMetaStorage(MetaStorage):
 
 
 class MetaTensor(RecordedTensor):
-    """A tensor on ``meta[:i]``: what every op gives is known, and nothing is computed or allocated."""
+    """A tensor on ``meta[:i]``: the shape of every op's result is known, and nothing is computed or allocated."""
 
     def get_device(self) -> int:
         return -1 if self.device.index is None else self.device.index

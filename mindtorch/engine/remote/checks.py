@@ -220,7 +220,7 @@ def _predicted(step: Step, plan: Plan) -> list[int]:
         strides = numbers.several(ndim) if told else contiguous(sizes)
         (offset,) = numbers.several(1)
         if any(not 0 <= n < _MOST for n in (*sizes, *strides, offset)):
-            raise WireError(f"expected sizes, strides and an offset of 0 and more, got {sizes}, {strides}, {offset}")
+            raise WireError(f"expected sizes, strides and an offset of at least 0, got {sizes}, {strides}, {offset}")
         found.append(extent(sizes, strides, offset) * dtype.itemsize)
     return found
 
@@ -243,7 +243,7 @@ def described(value: Any) -> int:
     _view_bits(dtype, bits)
     for n in (*sizes, *strides, offset):
         if type(n) is not int or not 0 <= n < _MOST:
-            raise WireError(f"expected sizes, strides and an offset of 0 and more, got {n!r:.40}")
+            raise WireError(f"expected sizes, strides and an offset of at least 0, got {n!r:.40}")
     if extent(sizes, strides, offset) >= _MOST:
         raise WireError(f"expected a tensor of fewer elements, got {value[1:]!r:.80}")
     return number  # type: ignore[no-any-return]
@@ -252,7 +252,7 @@ def described(value: Any) -> int:
 def _view_bits(dtype: torch.dtype, bits: int) -> None:
     within("bits", bits, 4)
     if bits & 1 and not dtype.is_complex:
-        raise WireError(f"expected a complex dtype for what is conjugated, got {dtype}")
+        raise WireError(f"expected a complex dtype for a conjugated tensor, got {dtype}")
 
 
 def within(what: str, number: Any, end: int) -> None:

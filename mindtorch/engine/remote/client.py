@@ -47,9 +47,9 @@ _UNASKED = 32  # storages whose contents come unasked with one reply
 
 @one_thread_at_a_time
 class RemoteExecutor(Session, Homes):
-    """Runs recordings where ``send(message) -> reply`` leads to a `Worker`; see `exchange.Session`.
+    """Runs recordings on the `Worker` that ``send(message) -> reply`` reaches; see `exchange.Session`.
 
-    Where there is ``post``, what is pending after a read begins while the program goes on.
+    With ``post``, operations pending after a read start while the program goes on.
     """
 
     #: Where it is one of several: lets values be here that others have (see `spread.SpreadExecutor`).
@@ -473,7 +473,7 @@ def _sendable(a: Any, given: list[torch.Tensor]) -> Any:
     """An argument of a call as it goes into a message; its tensors go into ``given``."""
     if isinstance(a, torch.Tensor):
         if a.device != META:
-            raise WireError(f"expected what stands for a value, got a tensor on {a.device}")
+            raise WireError(f"expected the meta tensor that mirrors a remote value, got a tensor on {a.device}")
         given.append(a)
         return Reference(len(given) - 1, a.requires_grad)
     if isinstance(a, torch.device):

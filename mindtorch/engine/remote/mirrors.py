@@ -116,7 +116,7 @@ class Mirrors:
         self.bury()
         number = self._numbers.get(mirror.untyped_storage()._cdata) if mirror.layout is torch.strided else None
         if number is None:
-            raise WireError(f"expected what stands for a value, got a tensor on {mirror.device}")
+            raise WireError(f"expected the meta tensor that mirrors a remote value, got a tensor on {mirror.device}")
         return number
 
     def numbered(self, storage: torch.UntypedStorage) -> int:

@@ -142,7 +142,7 @@ class Child:
         with contextlib.suppress(ChildProcessError):
             state = os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if state is not None and state.si_code == os.CLD_STOPPED:
-                raise ValueError("it does not run")
+                raise ValueError("it was stopped")
 
     def _how_it_is(self) -> str:
         """In words, once it is of no use any more."""
@@ -152,7 +152,7 @@ class Child:
         what = f"the worker (process {self.pid})"
         if code is None:
             self._process.kill()
-            return f"{what} cannot be understood"
+            return f"{what} gave no usable reply"
         if code < 0:
             return f"{what} was ended by {signal.Signals(-code).name}"
         return f"{what} ended with exit code {code}"

@@ -99,7 +99,7 @@ def _ran(encoded: Encoded, answer: Any, timed: bool, known: Known) -> None:
         within("an output", each[0], encoded.n_outputs)
         _failure(each[1], known, told)
     for each in lost:
-        are("what was not written", each, (int, int, int))
+        are("a storage that was not written", each, (int, int, int))
         within("a record", each[0], n)
         _failure(each[1], known, told)
         within("a storage", each[2], _MOST_NUMBER)
@@ -107,7 +107,7 @@ def _ran(encoded: Encoded, answer: Any, timed: bool, known: Known) -> None:
 
 def _failure(number: Any, known: Known, told: Container[int] = ()) -> None:
     if type(number) is not int or not (number in known.failures or number in told):
-        raise WireError(f"expected the number of a failure that was told, got {number!r:.40}")
+        raise WireError(f"expected the number of a failure that was reported, got {number!r:.40}")
 
 
 # ---- reads -----------------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def _call(request: tuple, answer: Any, known: Known) -> None:
         else:
             are("raised", raised, (str, str, str))
         for each in changed:
-            are("what has changed", each, (int, tuple))
+            are("a tensor that has changed", each, (int, tuple))
             within("a tensor", each[0], len(given))
             _value(each[1], base, numbers)
 
@@ -205,7 +205,7 @@ def _result(result: Any, base: int, numbers: Container[int], n_given: int) -> No
         holes: list[int] = []
         argument(result[1], holes)
         if holes:
-            raise WireError("expected a constant, got what stands for a tensor")
+            raise WireError("expected a constant, got a reference to a tensor")
     else:
         are("results", result, (str, str, list))
         _kind, name, items = result

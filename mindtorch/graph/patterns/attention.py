@@ -121,7 +121,7 @@ def _written_out(flow: Flow, softmax: int, parts: Softmax) -> Found:
     after, readers = flow.ahead(softmax, lambda n: flow.moves(n), _FAR)
     context = [(n, place) for n, place in readers if flow.ops[n] in _PRODUCTS]
     if len(context) != 1:
-        raise Refused("its probabilities lead to no product" if not context else "two products read its probabilities")
+        raise Refused("no product reads its probabilities" if not context else "two products read its probabilities")
     # Their mean over the heads is for whoever looks at them (nn.MultiheadAttention gives it unless told not to).
     others = [n for n, _ in readers if n != context[0][0] and flow.ops[n] != "aten::mean"]
     if others:
@@ -132,7 +132,7 @@ def _written_out(flow: Flow, softmax: int, parts: Softmax) -> Found:
     inputs = flow.inputs(node)
     values = sides[1] if inputs[place] == sides[0] else sides[0]
     if flow.is_leaf(values[0]) and not flow.is_op(values[0]):
-        raise Refused("its values are not computed but given from outside")
+        raise Refused("its values are an input, not computed")
     _, way = flow.behind(inputs[place])
     aside = {n for n, _ in readers if n != node} | (after - {*way})  # of the mean
     nodes = _between(flow, scores, {*parts.nodes, *before, *way, node})
@@ -213,7 +213,7 @@ def _check_tokens(flow: Flow, q: Source) -> None:
     if place.dim() < 2 or place.shape[-1] < 2 or place.shape[-2] < 2:
         return
     if bool((place[..., :1] == place).all()) and not bool((place[..., :1, :] == place).all()):
-        raise Refused("its scores are of channels: they sum over tokens")
+        raise Refused("its scores are between channels: they sum over tokens")
 
 
 def _check_written_out(
@@ -255,10 +255,10 @@ def _check_written_out(
     if not torch.allclose(seen, expected, rtol=2e-3, atol=2e-3 * max(1.0, float(expected[open_].abs().max()))):
         raise Refused("its scores are not s · q kᵀ + bias before the softmax")
     if not bool((scale[open_.any((-2, -1), keepdim=True)] > 0).all()):
-        raise Refused("it prefers the lowest scores")
+        raise Refused("its scale is not positive: the lowest scores weigh most")
     rows = open_.any(-1)
     if not bool(rows.any()):
-        raise CannotRun("the numbers it was tried with were all masked")
+        raise CannotRun("the test numbers were all masked")
     v = trial.given(values)
     seen = torch.where(open_, seen, -math.inf)
     weights = (torch.cat([seen, torch.zeros_like(seen[..., :1])], -1).softmax(-1)[..., :-1] if sink
@@ -283,7 +283,7 @@ def _only_if_run(check: Callable[[], Check]) -> Check:
     try:
         return check()
     except CannotRun as error:
-        raise Refused(f"one side of its scores is a weight, and it cannot be run to see: {error}") from None
+        raise Refused(f"one operand of its scores is a weight, and it cannot be run to check: {error}") from None
 
 
 def _like_product(weights: torch.Tensor, v: torch.Tensor) -> tuple[int, ...]:

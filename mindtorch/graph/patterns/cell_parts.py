@@ -307,7 +307,7 @@ class Parts:
         for name, gate in cell.gates.items():
             terms = cell.sums[name] = self.terms(gate)
             if terms.resets and (cell.kind, name) != ("GRU", "n"):
-                raise Refusal(cell.end, "a gate is multiplied with what another is a function of")
+                raise Refusal(cell.end, "a gate is multiplied with the input of another")
             if terms.others:
                 raise Refusal(cell.end, f"a gate is not a sum of products with weights: it adds {self._said(terms)}")
             cell.nodes |= gate.nodes | terms.nodes
@@ -337,7 +337,7 @@ class Parts:
 
     def _said(self, terms: Terms) -> str:
         node = terms.others[0][0]
-        return self.flow.ops[node] if self.flow.is_op(node) else "what no weight was multiplied with"
+        return self.flow.ops[node] if self.flow.is_op(node) else "a tensor without a weight"
 
     def reads(self, terms: Terms, state: Source) -> bool:
         """Is that state, or it times a gate, what one of its products is of?"""

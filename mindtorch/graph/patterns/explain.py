@@ -35,15 +35,15 @@ def explain(graph: ComputationGraph, name: str) -> str:
     where: dict[str, list[str]] = {}
     for each in found:
         if each.refused:
-            text = f"not called that: {each.refused}"
+            text = f"not one: {each.refused}"
         else:
             attributes = ", ".join(f"{key} {value}" for key, value in each.attributes.items())
-            proof = "run beside the pattern's own function, and agreed" if each.verified else "found, not run to check"
+            proof = "run beside a reference, with the same result" if each.verified else "not run to check"
             text = f"{proof}{f' ({attributes})' if attributes else ''}"
         said[text] += 1
         where.setdefault(text, []).append(_place(graph, each.anchor))
     if not said:
-        return f"{name}: nothing looks like it\n"
+        return f"{name}: no candidates\n"
     lines = [f"{name}: {counted(len(found), 'candidate')}"]
     for text, times in said.most_common():
         places = list(dict.fromkeys(where[text]))

@@ -192,7 +192,7 @@ def _agreeing(trial: Trial, given: list[Source], hidden: Source, factor: float) 
     try:
         halves = {source: trial.given(source) * factor for source in given}
     except KeyError:  # a view of it is what the nodes read
-        raise Refused("its projection is read as a view, not as it was returned") from None
+        raise Refused("its projection is read through a view") from None
     (found,) = trial.run(hidden, given=halves)
     found = found.reshape(-1)
     agreeing: dict[tuple[str, bool], float] = {}

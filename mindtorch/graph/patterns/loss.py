@@ -139,14 +139,14 @@ def _check_call(flow: Flow, node: int) -> Check:
     trial = Trial(flow, {node})
     given = _in_torchs_numbers(arguments(view, "input", "target", *call.arguments))
     if more := [name for name in given.keys() - {"input", "target", *call.arguments} if given[name] is not None]:
-        raise Refused(f"{more[0]} is no part of a {call.kind}")
+        raise Refused(f"{more[0]} is not part of {call.kind}")
     x, y, reduction = given["input"], given["target"], given["reduction"]
     rest = {name: given[name] for name in call.arguments if name != "reduction"}
     rest |= {name: trial.argument(view, value) for name, value in rest.items() if "weight" in name}
     terms = call.terms(*(trial.argument(view, value) for value in (x, y)), *rest.values())
     (found,) = trial.run((node, 0))
     if not agree(found, _together(terms, reduction)):
-        raise Refused(f"it is no {call.kind}")
+        raise Refused(f"it does not compute {call.kind}")
     return Check(True, {"kind": call.kind})
 
 
@@ -195,5 +195,5 @@ def _check_likelihood(flow: Flow, node: int, logarithm: int | None, nodes: set[i
     counts = torch.where(counted, weights[there], torch.zeros((), device="cpu"))
     terms = -rows[torch.arange(len(rows), device="cpu"), there] * counts
     if not agree(found, _together(terms, given["reduction"], counts).reshape(found.shape)):
-        raise Refused(f"it is no {kind}")
+        raise Refused(f"it does not compute {kind}")
     return Check(True, {"kind": kind})

@@ -49,7 +49,7 @@ def _check(
     trial = Trial(flow, nodes, shapes={x: fewer(flow.shape(x), len(whole))} if isinstance(whole, (list, tuple)) else {})
     (found,) = trial.run((last, 0))
     if not agree(found, reference(trial, flow[last])):
-        raise Refused(f"it is no {about['kind']}")
+        raise Refused(f"it does not compute {about['kind']}")
     return Check(True, about)
 
 

@@ -26,11 +26,11 @@ class Refused(Exception):
 
 
 class Undecided(Refused):
-    """Its numbers show neither that it is an instance nor that it is none: those of the next call may."""
+    """These numbers do not show whether it is an instance; those of the next call may."""
 
 
 class Trial:
-    """A part of a graph to be run on numbers of its sizes: the same ones, each time it is."""
+    """Runs a part of a graph on test numbers in its sizes, the same ones each time."""
 
     def __init__(
         self,
@@ -39,10 +39,10 @@ class Trial:
         signed: Container[Source] | None = None,
         shapes: Mapping[Source, tuple[int, ...]] = MappingProxyType({}),
     ) -> None:
-        """nodes: what is run. All that they read from others is made up.
+        """nodes: the nodes to run. Whatever they read from other nodes gets test numbers.
 
-        signed: where that may be below 0; None: anywhere. shapes: of what is made up smaller than the program had it,
-        for nodes whose calls name no sizes; views that keep the last dimension are left out then.
+        signed: the inputs that may be negative; None: all. shapes: of inputs made smaller than in the program, for
+        nodes whose calls name no sizes; views that keep the last dimension are left out then.
         """
         self.flow, self.nodes = flow, nodes
         self._given: dict[Any, torch.Tensor] = {}
@@ -70,15 +70,15 @@ class Trial:
                 raise CannotRun(f"more than {4 * MOST_ELEMENTS:,} numbers")
 
     def given(self, source: Source) -> torch.Tensor:
-        """What the nodes are run on there."""
+        """The test numbers of that input."""
         return self._given[source]
 
     def argument(self, node: Node, argument: Any) -> torch.Tensor | None:
-        """What a node is given as one of its `arguments`; None for none."""
+        """The test numbers for one of a node's `arguments`; None for none."""
         return None if argument is None else self.given(node.inputs[argument.index])
 
     def run(self, *wanted: Source, **others: Any) -> list[torch.Tensor]:
-        """What the nodes give there. others: `given`, {source: numbers in place of those made up}."""
+        """The results at these nodes. others: `given`, {source: numbers instead of the test numbers}."""
         values = {key: t.clone() for key, t in (self._given | others.get("given", {})).items()}
         run(self.flow.graph, self.nodes, values, self._idle)
         return [values[source] for source in wanted]
@@ -115,7 +115,7 @@ def _count(shape: tuple[int, ...]) -> int:
 
 
 def arguments(node: Node, *names: str) -> dict[str, Any]:
-    """By name, as the call has them; None where it has none. Of a tensor: which of the inputs it is, as ``index``."""
+    """A call's arguments by name; None if absent. For a tensor, ``index`` says which input it is."""
     return {**dict.fromkeys(names), **dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
@@ -125,14 +125,14 @@ def fewer(shape: tuple[int, ...], kept: int) -> tuple[int, ...]:
 
 
 def agree(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Are they the same numbers, up to what another order of sums changes?"""
+    """Are the numbers equal, up to the rounding of another order of sums?"""
     return found.shape == expected.shape and bool(
         torch.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE * max(1.0, float(expected.abs().max())))
     )
 
 
 class Check(NamedTuple):
-    """Of an instance: whether both sides were run, and what they showed."""
+    """Result of checking an instance: whether both sides were run, and its attributes."""
 
     verified: bool
     attributes: dict[str, Any]
@@ -143,11 +143,11 @@ class Found:
     """A place that looks like an instance of a pattern.
 
     anchor: the node whose calls are the instance's.
-    nodes: all that is part of it.
-    weights: ids of nodes: what tells its place in the model from others.
-    form: equal for instances that compute the same: one of them is checked.
-    core: those of the nodes that stand for what one call of torch does; empty where none does.
-    joins: the node that adds what it gives to what it got; instances that share one are one place. -1: none.
+    nodes: all its nodes.
+    weights: ids of the nodes that distinguish its place in the model from others.
+    form: equal for instances that compute the same; one of them is checked.
+    core: the nodes equivalent to one torch call; empty if there are none.
+    joins: the node that adds its result to its input; instances that share one are one place. -1: none.
     """
 
     anchor: int
@@ -163,7 +163,7 @@ class Found:
 class Pattern:
     """A function with a name, and how to find it.
 
-    A subclass gives `name` and `find`. To make it known to everybody, name an instance of it as an entry point of the
+    A subclass defines `name` and `find`. To use it in every report, name an instance of it as an entry point of the
     group ``mindtorch.patterns``.
     """
 
@@ -171,16 +171,16 @@ class Pattern:
     phases: tuple[str, ...] = FORWARD  # of the nodes that it is shown
 
     def find(self, flow: Flow) -> Iterator[Found | tuple[int, str]]:
-        """Candidates, in program order; (node, why not) of what is refused at sight.
+        """Candidates, in program order; (node, why not) for those refused without a check.
 
-        `Found.check` runs the nodes and the pattern's own function on the same numbers. It raises `Refused` where they
-        differ, and `CannotRun` where the nodes cannot be run by themselves.
+        `Found.check` runs the nodes and a reference function on the same numbers. It raises `Refused` if they differ,
+        and `CannotRun` if the nodes cannot run by themselves.
         """
         raise NotImplementedError
 
 
 def form_of(flow: Flow, nodes: set[int]) -> str:
-    """Equal for nodes that make the same calls of each other, wherever they stand."""
+    """Equal for sets of nodes that make the same calls on each other's results, wherever they are."""
     numbers = {node: place for place, node in enumerate(sorted(nodes))}
     others: dict[Source, int] = {}  # from outside, in the order in which they are read
     text = []

@@ -20,7 +20,7 @@ _SIGMOID = frozenset({"aten::sigmoid", "aten::sigmoid_"})
 _WEIGHED = frozenset({"aten::mul", "aten::mul_", "aten::bmm"})  # of all experts at once, in a sum over them
 _PICKED = frozenset({"aten::gather", "aten::index_select"})  # of the weights, those of the tokens of one expert
 _FAR = 40  # nodes of a walk
-_NOTHING = "its choice weighs nothing that other weights compute"
+_NOTHING = "its scores scale no output of other weights"
 
 
 class _Parts(NamedTuple):

@@ -111,7 +111,7 @@ def _check(flow: Flow, parts: _Parts) -> Check:
         logits = trial.given(parts.logits)
         bias = None if parts.bias is None else trial.given(parts.bias)
     except KeyError:
-        raise Refused("its scores are read as a view, not as they were returned") from None
+        raise Refused("its scores are read through a view") from None
     weights, chosen = trial.run((parts.last, 0), (parts.topk, 1))
     rows, k = logits.reshape(-1, logits.shape[-1]), chosen.shape[-1]
     if weights.numel() != chosen.numel() or rows.shape[-1] % parts.groups[0]:

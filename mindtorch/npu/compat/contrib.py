@@ -9,7 +9,7 @@ from ..refused import getter
 
 __path__: list[str] = []
 
-_OPERATOR = "it needs an operator of torch_npu's that mindtorch does not call: write it with torch's own"
+_OPERATOR = "it needs a torch_npu operator that mindtorch does not call: use torch's own operators"
 _REFUSED = dict.fromkeys(
     (
         "BiLSTM", "ChannelShuffle", "DropoutWithByteMask", "Focus", "LabelSmoothingCrossEntropy", "LinearA8W8Quant",

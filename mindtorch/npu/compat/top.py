@@ -17,11 +17,11 @@ from . import utils as utils
 __path__: list[str] = []
 __version__ = torch.__version__.partition("+")[0] + "+mindtorch"
 
-_OPERATOR = "it is an operator of CANN's that mindtorch does not call: write it with torch's own"
+_OPERATOR = "it is a CANN operator that mindtorch does not call: use torch's own operators"
 _REFUSED = {
     "HiFloat8Tensor": "torch has no such dtype",
-    "erase_stream": "streams that use a tensor's memory are not forgotten before they are done",
-    "matmul_checksum": "products are not checked for silent faults",
+    "erase_stream": "a stream recorded on a tensor stays recorded until it is done",
+    "matmul_checksum": "matrix products are not checked for silent data corruption",
     **dict.fromkeys(
         (
             "npu_alltoallv_gmm", "npu_anchor_response_flags", "npu_anti_quant", "npu_apply_rotary_pos_emb",

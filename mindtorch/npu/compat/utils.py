@@ -13,12 +13,12 @@ __path__: list[str] = []
 
 _REFUSED = {
     "FlopsCounter": "genie profile and torch.utils.flop_counter count FLOPs",
-    "reset_thread_affinity": "threads stay where the system puts them",
+    "reset_thread_affinity": "mindtorch does not bind threads to cores",
     "save_async": "use torch.save",
-    "set_thread_affinity": "threads stay where the system puts them",
+    "set_thread_affinity": "mindtorch does not bind threads to cores",
     **dict.fromkeys(
         ("get_part_combined_tensor", "is_combined_tensor_valid", "npu_combine_tensors"),
-        "tensors are not combined: each has memory of its own",
+        "tensors are not combined: each has its own memory",
     ),
 }
 __getattr__ = getter("torch_npu.utils", _REFUSED)

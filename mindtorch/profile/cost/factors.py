@@ -125,7 +125,7 @@ def of(target: Target, model: str, kind: str) -> Factors:
     for name, beyond in _ENDS:
         values[name] = math.hypot(known.get(name, beyond), further) * math.copysign(1, beyond)
     names = " and ".join([", ".join(one.chip.key for one in kin[:-1]), kin[-1].chip.key][len(kin) == 1 :])
-    return _factors(values, model, kind, f"carried over from {names} by data sheet", False)
+    return _factors(values, model, kind, f"extrapolated from {names} by data sheet", False)
 
 
 def _begin(model: str, kind: str) -> dict[str, float]:

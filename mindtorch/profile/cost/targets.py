@@ -150,11 +150,9 @@ def _target(where: str, key: str, table: Any) -> Target:
     if not isinstance(table, dict):
         raise UsageError(f"[target] {where}: expected a table of figures, got {table!r}")
     if key == MEASURED:
-        raise UsageError(
-            f"[target] {where}: {MEASURED} is this machine, which is measured: give the table another name"
-        )
+        raise UsageError(f"[target] {where}: the name {MEASURED} is reserved for this machine: give the table another")
     if unknown := sorted(set(table) - _FIELDS):
-        raise UsageError(f"[target] {where}: unknown {', '.join(unknown)}; known are {', '.join(sorted(_FIELDS))}")
+        raise UsageError(f"[target] {where}: unknown {', '.join(unknown)}; expected {', '.join(sorted(_FIELDS))}")
     return Target(
         key, str(table.get("name", key)), str(table.get("source", "")),
         _figure(where, table, "memory_bytes", 1e6, 1e16), _figure(where, table, "memory_bandwidth", 1e6, 1e18),
@@ -209,7 +207,7 @@ def _rates(where: str, table: Mapping[str, Any], field: str) -> Mapping[str, flo
         raise UsageError(f"[target] {where}: expected {field} = {{ float32 = <operations/s>, … }}, got {rates!r}")
     if unknown := sorted(set(rates) - _DTYPES):
         known_ones = ", ".join(sorted(_DTYPES))
-        raise UsageError(f"[target] {where}: {field} of unknown {', '.join(unknown)}; known are {known_ones}")
+        raise UsageError(f"[target] {where}: unknown {', '.join(unknown)} in {field}; expected {known_ones}")
     return {dtype: _figure(f"{where}.{field}", rates, dtype, 1e6, 1e20) for dtype in rates}
 
 

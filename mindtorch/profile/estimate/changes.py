@@ -64,7 +64,7 @@ def _half_batch(notes: list[str]) -> Iterator[None]:
     @functools.wraps(init)
     def smaller(self: Any, dataset: Any, batch_size: int | None = 1, *args: Any, **kwargs: Any) -> None:
         if isinstance(batch_size, int) and batch_size > 1:
-            notes.append(f"a DataLoader's batch_size of {batch_size} is {batch_size // 2}")
+            notes.append(f"a DataLoader's batch_size is {batch_size // 2}, not {batch_size}")
             batch_size //= 2
         init(self, dataset, batch_size, *args, **kwargs)
 
@@ -110,7 +110,7 @@ def _checkpointing(notes: list[str]) -> Any:
             layer.forward = _checkpointed(layer, layer.forward)  # type: ignore[method-assign]
         if found:
             of = f"{counted(len(found), type(found[0]).__name__)} of {type(root).__name__}"
-            notes.append(f"{of} computed again in the backward pass")
+            notes.append(f"{of} recomputed in the backward pass")
 
     return _met(recompute)
 

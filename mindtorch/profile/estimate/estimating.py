@@ -54,7 +54,7 @@ def estimating(
     """Run the body without data: ``cpu``, ``cuda``, ``npu`` … tensors know their sizes, dtype and device, no more.
 
     accelerator: what the program is told when it asks for a GPU; None: there is none.
-    assume: what a value is taken for that nobody knows, where the program decides on it; see `assumptions.assumed`.
+    assume: the value assumed for tensor elements the estimate cannot know; see `assumptions.assumed`.
     cluster: which rank of how many the program is, as torchrun would start it; None: a process on its own.
     balanced: whether choices among unknown scores (``topk``, ``argmax``) choose all alike as often.
     Raises UsageError when lazy work is pending or an estimate is under way already.

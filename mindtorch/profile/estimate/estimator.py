@@ -69,7 +69,7 @@ _SIZED = {
     "unknown masks keep all rows": {"index", "masked_select", "nonzero"},
     "unknown elements made sparse are not 0": {name.removeprefix("aten::") for name in deciding.TO_SPARSE},
     "unknown elements are all equal, so that one is unique": {"unique_dim", "unique_consecutive", "_unique2"},
-    "unknown counts are what --assume says": {"bincount", "repeat_interleave"},
+    "unknown counts have the value of --assume": {"bincount", "repeat_interleave"},
 }
 _MUCH = 1 << 20  # bytes
 
@@ -80,9 +80,9 @@ class Estimator(Run):
     target: whose speed and memory the program is held against, and what it is told about CUDA; None: there is no
         CUDA device, and no times are predicted.
     devices: how many such devices the program is told there are.
-    assume: what a value is taken for that nobody knows, where the program decides on it; None: 0, and floats for 1e-12.
-    balanced: whether choices among unknown scores choose all alike as often: tokens their experts.
-    oom: ``raise``: what does not fit raises torch.OutOfMemoryError at the program's line; ``report``: it is told of.
+    assume: the value assumed for tensor elements the estimate cannot know; None: 0, False, and 1e-12 for floats.
+    balanced: whether choices among unknown scores pick all candidates equally often: tokens their experts.
+    oom: ``raise``: raise torch.OutOfMemoryError at the line where the program does not fit; ``report``: report it.
     cluster: which rank of how many the program is; None: a process on its own.
     warmup, steps, lines, hits: as `Profiler`'s.
     """
@@ -431,7 +431,7 @@ class Estimator(Run):
         if whole := any(op is not None and op.name == "aten::mkldnn_rnn_layer" for op in ops_there):
             yield (
                 "an LSTM is estimated as one op for each layer and direction, which keeps its gates and cell states "
-                "for the backward pass: what cuDNN keeps beside them is unknown"
+                "for the backward pass: what else cuDNN keeps is unknown"
             )
         if self._recurrent - {"LSTM"} or not whole:
             yield (
@@ -449,7 +449,7 @@ class Estimator(Run):
             found.append(f"unknown values decided the amount of work ({lines}): {', '.join(how)}")
         for solver in sorted({row["solver"] for row in self._assumed} - {""}):
             lines = ", ".join(f"{names[row['file']]}:{row['line']}" for row in self._assumed if row["solver"] == solver)
-            found.append(f"{solver} got assumed values ({lines}): how often it would call the program is not known")
+            found.append(f"{solver} got assumed values ({lines}): how often a run calls the program is unknown")
         found.extend(self._waited)
         if self._compiled:
             found.append(
@@ -459,24 +459,24 @@ class Estimator(Run):
             )
         if self._differ:
             found.append(
-                "the program drew more random numbers from a generator of the CPU than an estimate draws: integers "
-                "drawn afterwards are not those of a run"
+                "the program drew more random numbers from a CPU generator than an estimate draws: integers drawn "
+                "afterwards differ from those of a run"
             )
         if calls := self._calls_on_host():
             found.append(
                 f"{counted(calls, 'op')} {'runs' if calls == 1 else 'run'} on CPU tensors: counted, but no time "
-                "includes what they compute there"
+                "includes their work on the CPU"
             )
         if beside := self._beside.total():
             found.append(
                 f"{counted(beside, 'op')} of data loading {'runs' if beside == 1 else 'run'} in a DataLoader's workers "
-                f"({data_loading.workers()}), beside the model: counted, but in no time"
+                f"({data_loading.workers()}), beside the model: counted, but included in no time"
             )
         if self._accelerator is not None and (note := self._transferred()):
             found.append(note)
         found.extend(self._recurrent_notes())
         if any(issubclass(kind, torch.optim.LBFGS) for kind in self.optimizers):
-            found.append("LBFGS takes all its iterations (max_iter): in a run, it ends where it has converged")
+            found.append("LBFGS takes all its iterations (max_iter): in a run, it stops when it has converged")
         assert self.memory is not None
         somewhere = self._on_accelerator() or not len(self.memory.all_blocks)
         if self._accelerator is not None and (note := self._on_host.note(somewhere)):

@@ -13,9 +13,7 @@ from mindtorch.engine.semantics.owners import held
 
 _FEW = 8  # calls that are all looked at; of later ones ever fewer
 _LEAST = 0.05 * 2**20  # bytes: less would be shown as 0.0 MiB
-_NOTHING_THERE = (
-    "the program puts nothing on the accelerator: the times are the accelerator's, the memory is the host's"
-)
+_NOTHING_THERE = "the program puts nothing on the accelerator: times are the accelerator's, memory is the host's"
 
 
 class OnHost:

@@ -151,9 +151,9 @@ def _not_held_back() -> list[str]:
     found = []
     if isinstance(_now, Redirected):
         if _now.children:
-            found.append(f"what child processes write ({', '.join(sorted(_now.children))})")
+            found.append(f"files that child processes write ({', '.join(sorted(_now.children))})")
         if writers := [name for name in _WRITERS if name in sys.modules]:
-            found.append(f"what is written without Python ({', '.join(writers)})")
+            found.append(f"files written without Python ({', '.join(writers)})")
     if _hosts:
         found.append(f"connections ({', '.join(sorted(_hosts))})")
     return found

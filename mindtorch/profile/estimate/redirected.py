@@ -437,4 +437,4 @@ def _audited(event: str, args: tuple[Any, ...]) -> None:
         return
     for path in args[: _CHANGES.get(event, 1)]:
         if isinstance(path, (str, bytes, os.PathLike)) and path != ":memory:" and _now.find(path) is not None:
-            raise OSError(errno.EROFS, "an estimate writes nothing, and cannot intercept this way to write", path)
+            raise OSError(errno.EROFS, "an estimate writes nothing, and cannot intercept this way of writing", path)

@@ -43,5 +43,5 @@ def _scratch(sig: int) -> int:
     try:
         return max(int(row.scratch(args, kwargs, out)), 0)
     except Exception as error:  # noqa: BLE001 - as of any cost: no report is lost by it
-        _log.debug("scratch of this call of %s is not known: %s", name, error)
+        _log.debug("scratch memory of this call of %s is unknown: %s", name, error)
         return 0

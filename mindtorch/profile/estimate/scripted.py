@@ -38,7 +38,7 @@ def patches() -> list[Patch]:
 
 def _export(*args: Any, **options: Any) -> NoReturn:
     raise UnsupportedOperationError(
-        "[torch.export.export] an estimate runs a program as it is, and has no graph to return"
+        "[torch.export.export] an estimate runs programs without exporting them, so there is no graph to return"
     )
 
 

@@ -91,7 +91,7 @@ def _do(name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
     made = NotImplemented if rule is None else rule(*args, **kwargs)
     if made is NotImplemented:
         raise UnsupportedOperationError(
-            f"[{name}] expected a dense tensor: an estimate does not know what this gives of a sparse gradient"
+            f"[{name}] expected a dense tensor: an estimate does not know the result for a sparse gradient"
         )
     return made
 

@@ -164,7 +164,7 @@ def _making(name: str) -> Callable[..., Any]:
 
 def _not_differentiated(name: str) -> UnsupportedOperationError:
     return UnsupportedOperationError(
-        f"[{name}] expected values that need no gradient: an estimate does not differentiate by sparse tensors"
+        f"[{name}] expected values that need no gradient: an estimate does not compute gradients of sparse tensors"
     )
 
 

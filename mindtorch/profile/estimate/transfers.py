@@ -83,11 +83,11 @@ def said(transfers: Sequence[Transfer], target: Target) -> str | None:
     if sum(ways) < _MUCH:
         return None
     number = counted(len(transfers), "transfer")
-    are, they, takes = ("is", "it", "takes") if len(transfers) == 1 else ("are", "they", "take")
-    text = f"{number} between host and device ({bytes_in_words(sum(ways))}) {are} in no time of this report"
+    they, takes = ("it", "takes") if len(transfers) == 1 else ("they", "take")
+    text = f"no time in this report includes {number} between host and device ({bytes_in_words(sum(ways))})"
     if not target.host_bandwidth:
         return text
     return (
         f"{text}: {they} {takes} at least {1e3 * max(ways) / target.host_bandwidth:.3g} ms "
-        f"({target.host_bandwidth / 1e9:.3g} GB/s each way), and several times as long from memory that is not pinned"
+        f"({target.host_bandwidth / 1e9:.3g} GB/s each way), and several times as long from pageable memory"
     )

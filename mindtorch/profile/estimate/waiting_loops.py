@@ -62,10 +62,10 @@ def said() -> Iterator[str]:
     names = short_names(file for file, _line in (*asked, *_ended))
     if asked:
         lines = ", ".join(f"{names[file]}:{line}" for file, line in asked[:5])
-        yield f"assumed values decided how often loops went round ({lines}): in a run, others may"
+        yield f"assumed values decided how many iterations loops ran ({lines}): a run may differ"
     if _ended:
         lines = ", ".join(f"{names[file]}:{line} after {n:,}" for (file, line), n in list(_ended.items())[:5])
-        yield f"loops waited for values that nobody knows, and were ended there ({lines} rounds)"
+        yield f"loops waited for unknown values, and the estimate ended them ({lines} iterations)"
 
 
 def turned(value: Any, dtype: torch.dtype, reads: int) -> Any:
@@ -84,8 +84,8 @@ def turned(value: Any, dtype: torch.dtype, reads: int) -> Any:
     work = _ledger.position() - loop.since
     if work > _NEVER * MUCH_WORK:
         raise NoDataError(
-            f"[while] meta tensor has no data ({code.co_filename}:{loop.line}): this loop waits for values that nobody "
-            f"knows, and none that an estimate assumed ended it in {loop.rounds} rounds (--assume)"
+            f"[while] meta tensor has no data ({code.co_filename}:{loop.line}): this loop waits for unknown values, "
+            f"and no value that the estimate assumed ended it in {loop.rounds} iterations (--assume)"
         )
     if loop.rounds % MANY and not (loop.alone and loop.rounds > FEW_ROUNDS and work > MUCH_WORK):
         return value
@@ -119,7 +119,7 @@ def _other(value: Any, dtype: torch.dtype, step: int, file: str, line: int, roun
     if (file, line) not in _ended:
         _ended[file, line] = rounds
         warnings.warn(
-            f"{file}:{line} waits for a value that nobody knows, assumed to be {value!r}: after {rounds} rounds the "
+            f"{file}:{line} waits for an unknown value, assumed to be {value!r}: after {rounds} iterations the "
             "estimate gives others, so that a loop there ends; --assume sets another value",
             stacklevel=2,
         )

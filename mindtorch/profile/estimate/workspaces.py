@@ -80,7 +80,7 @@ class Library:
             try:
                 sizes = tuple(int(size) for size in rule(args, kwargs, out, self) if size > 0)
             except (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError) as error:
-                _log.debug("the workspace of this call of %s is not known: %s", name, error)
+                _log.debug("the workspace of this call of %s is unknown: %s", name, error)
         return Taken(handle, sizes) if handle or sizes else _NOTHING
 
 

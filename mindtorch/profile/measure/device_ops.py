@@ -247,15 +247,15 @@ def implausible(spans: Any, traced: Traced, who: str) -> str:
     """Why what the tracer said cannot be used, or nothing."""
     launches, kernels = traced.launches, traced.kernels
     if not len(kernels):
-        return f"{who} gave no kernels" if len(launches) else ""
+        return f"{who} reported no kernels" if len(launches) else ""
     at, _ = device_time.launched(launches, kernels)
     known = at >= 0
     whole = int(kernels["ns"].sum())
     if int(kernels["ns"][~known].sum()) > _LOST * whole:
-        return f"{who} gave {int((~known).sum()):,} of {len(kernels):,} kernels without their launch"
+        return f"{who} reported {int((~known).sum()):,} of {len(kernels):,} kernels without their launch"
     if (kernels["ns"] < 0).any() or (kernels["start"][known] < at[known] - _LATE).any():
-        return f"{who} gave kernels that began before their launch"
+        return f"{who} reported kernels that began before their launch"
     low, high = int(spans["start"].min()), int((spans["start"] + spans["ns"]).max())
     if (kernels["start"] < low - _LATE).any() or (kernels["start"] + kernels["ns"] > high + _LATE).any():
-        return f"{who} gave kernels at times at which it did not run"
+        return f"{who} reported kernels outside the traced time"
     return ""

@@ -18,11 +18,11 @@ class Between(NamedTuple):
 
     def said(self, of: float) -> str:
         """of: how much more a step takes in all."""
-        which = "more" if of > 0 else "less"
+        which = "longer" if of > 0 else "less"
         file, number, gone = self.line
-        place = f", {_ms(self.at_line)} of them at {file.rpartition('/')[2]}:{number}{' (before)' if gone else ''}"
+        place = f", {_ms(self.at_line)} of it at {file.rpartition('/')[2]}:{number}{' (before)' if gone else ''}"
         place = place if file else ""
-        return f"of the {_ms(of)} that a step takes {which}, {_ms(self.more)} are between operations{place}"
+        return f"a step takes {_ms(of)} {which}, {_ms(self.more)} of that between operations{place}"
 
 
 def between(

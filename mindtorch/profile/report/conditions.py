@@ -39,7 +39,7 @@ class Condition:
     def check(self, difference: Mapping[str, Any]) -> None:
         """UsageError where it is about times that were measured, or not predicted."""
         if self.metric == "time" and (difference["mode"] == "measured" or "time" not in difference["totals"]):
-            raise UsageError(f"{self.text!r} is about the time of an estimate: make both reports with --target NAME")
+            raise UsageError(f"{self.text!r} compares estimated times: make both reports with --target NAME")
 
     def holds(self, difference: Mapping[str, Any]) -> bool:
         total = difference["totals"][self.metric]

@@ -89,12 +89,12 @@ class DeviceWork:
         """The report's warnings."""
         found = []
         if self.how != "traced":
-            since = "" if self.how == "waited" else " from some moment on"
+            since = "" if self.how == "waited" else " from some point on"
             slows = f"genie waited for each op on the {self.called}{since}, which slows a program that queues work"
             found.append(f"{slows}: {self.why}")
         if self.dropped or self.lost or self.unmoved:
             found.append(
-                f"{(self.lost + self.unmoved) / 1e9:.3g} s of kernels are in the host's time, and {self.dropped:,} "
-                "stretches of the host were not kept: their op is not known"
+                f"{(self.lost + self.unmoved) / 1e9:.3g} s of kernels count as host time, and {self.dropped:,} "
+                "stretches of host time were not kept: their op is unknown"
             )
         return found

@@ -25,7 +25,7 @@ COUNTS = ("ops", "flops", "macs", "bytes")
 SHARED = 2.5e-9  #: seconds: an estimate gives each line its share of the waiting in whole nanoseconds
 
 _HALF = 0.5  # of a step's difference
-_MACHINE = "the same operations took a different time: that may be the machine, as noise is known only within a run"
+_MACHINE = "the same operations took a different time: that may be the machine, as the noise between runs is unknown"
 
 _Key = tuple[Any, ...]
 

@@ -62,7 +62,7 @@ def _page(report: dict[str, Any], recording: Callable[[], Any], path: str) -> No
 def _flame(report: dict[str, Any], recording: Callable[[], Any], path: str) -> str | None:
     from mindtorch.profile.report.flame import write_flame
 
-    return None if write_flame(report, recording(), path) else "is empty: nothing that is reported took time"
+    return None if write_flame(report, recording(), path) else "is empty: nothing in the report took time"
 
 
 def _snapshot(report: dict[str, Any], recording: Callable[[], Any], path: str) -> str | None:
@@ -74,7 +74,7 @@ def _snapshot(report: dict[str, Any], recording: Callable[[], Any], path: str) -
     facts = None if seen.memory_snapshot is None else seen.memory_snapshot()
     with open(path, "wb") as file:
         pickle.dump({"genie": "memory snapshot", **(facts or {"segments": [], "device_traces": []})}, file, protocol=4)
-    return None if facts else "is empty: the program holds nothing of the target's memory"
+    return None if facts else "is empty: the program allocates no memory of the target"
 
 
 #: What ``genie profile`` can write; each is given the report, what gives the recording, and a path.

@@ -53,4 +53,4 @@ def busy(times: Mapping[str, Any]) -> str:
         return ""
     waited, least = (f"{100 * share:.0f} %" for share in (times["waited"], _LEAST + times["waited"]))
     text = f"the machine was busy: steps waited up to {waited} of their time for a processor"
-    return f"{text}, so no difference of less than {least} is told"
+    return f"{text}, so differences below {least} are not reported"

@@ -59,13 +59,13 @@ def _load_faster(loaded: Loaded | None, ns: int) -> str:
     cheaper = "cheaper transforms"
     if loaded is None or not loaded.started:
         if loaded is not None and loaded.iterators and ns / loaded.iterators < _STARTS:
-            return f"{cheaper}, or batches that are indices into whole tensors; to start workers would take longer"
+            return f"{cheaper}, or batches that are indices into whole tensors; starting workers would take longer"
         return f"num_workers of the DataLoader: batches are made while the model computes; or {cheaper}"
     kept = "persistent_workers=True" if loaded.again else ""
     if loaded.anew:
         kept = "one DataLoader for all epochs, with persistent_workers=True"
     if loaded.starting > 0.5:
-        none = "num_workers=0 where items are cheap to make: most of that time is until new workers hand over their"
+        none = "num_workers=0 if items are cheap to make: most of that time is until new workers return their"
         none += " first batch, and until they have ended"
         return f"{kept}, or {none}" if kept else none
     return f"more num_workers of the DataLoader{kept and ', '}{kept}; or {cheaper}"
@@ -115,9 +115,9 @@ def python(of: Looked) -> Said | None:
     often = "genie profile --hits says how often the line runs"
     to_try = f"the same on whole tensors, or once before the loop; {often}"
     if package := package_of(where[0]):  # whose lines nobody here changes, and --hits does not count
-        to_try = f"fewer calls of what is {package}'s there, or one on larger tensors"
+        to_try = f"fewer calls into {package} there, or one call on larger tensors"
     elif _outside_iterations(of, where):
-        to_try = f"less of what the line calls: it is in no iteration; {often}"
+        to_try = f"fewer calls at that line, which is outside the iterations; {often}"
     return Said(text, share, of.heaviest(rows[where]), to_try)
 
 

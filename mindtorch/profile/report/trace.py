@@ -27,13 +27,13 @@ _FORWARD, _BACKWARD = map(context.PHASES.index, ("forward", "backward"))
 def write_trace(seen: Recording, path: str | os.PathLike[str], max_events: int = 400_000) -> int:
     """Chrome trace JSON, about 100 bytes an event (``.gz`` is compressed); returns how many events did not fit.
 
-    Of each thread: one track of module slices with the ops inside, one of phases, one of the runs of lazy ops if there
-    are any; and of all, live bytes and FLOPs a second. Arrows lead from a module's call to its ops in backward, as far
-    as `FLOWS` goes. Times are as measured, the interception included. The first `max_events` events are kept.
+    Of each thread: one track of module slices with the ops inside, one of phases, one of the runs of recorded ops if
+    there are any; and of all, live bytes and FLOPs a second. Arrows lead from a module's call to its ops in backward,
+    as far as `FLOWS` goes. Times are as measured, the interception included. The first `max_events` events are kept.
     """
     log = seen.log
     if log is None:
-        raise ValueError("[write_trace] expected a measured run, got an estimate: nothing ran that could be drawn")
+        raise ValueError("[write_trace] expected a measured run, got an estimate, which has no timeline")
     kept = min(log.event_count(), max_events)
     dropped = log.dropped_events + log.event_count() - kept
     with atomic(path) as file:
@@ -83,7 +83,7 @@ class _Track:
         """Events that name the tracks."""
         tracks = [(self.modules, "modules and ops"), (self.phases, "phases")]
         tracks += [(self.labels, "labels")] if labels else []
-        for tid, name in [*tracks, *([(self.runs, "lazy ops as they run")] if lazy else [])]:
+        for tid, name in [*tracks, *([(self.runs, "recorded ops as they run")] if lazy else [])]:
             name = f"{name}, thread {thread}" if thread else name
             yield {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": name}}
 

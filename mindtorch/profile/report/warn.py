@@ -31,7 +31,7 @@ def warnings(
             "modules ran in threads that started before the profile or outside Python; their work is not counted"
         )
     if seen.compiled:
-        found.append("compiled functions ran: kernels that their backend made count as time between ops, without FLOPs")
+        found.append("compiled functions ran: their backend's kernels count as time between ops, without FLOPs")
     if seen.torch_profiles:
         times = f"torch's own profiler ({seen.torch_profiles} ×)"
         found.append(
@@ -48,7 +48,7 @@ def warnings(
         names = ", ".join(f"{name} ×{n}" for name, n in list(seen.children.items())[:5])
         more = f" and {len(seen.children) - 5} more" if len(seen.children) > 5 else ""
         found.append(
-            f"NOT COUNTED: what child processes ran ({names}{more}); to see that, run them under genie: "
+            f"NOT COUNTED: operations of child processes ({names}{more}); to count them, run them under genie: "
             "genie profile instead of python, torchrun … --no-python genie profile SCRIPT"
         )
     if early_macs > (early_macs + macs) // 100:
@@ -61,7 +61,7 @@ def warnings(
     if seen.frozen:
         found.append(f"recording stopped after {counted(seen.steps, 'iteration')}, as asked")
     if seen.stages[main].places.lazy_runs:
-        found.append("peak memory leaves out what lazy ops hold while they run; only computed values are seen")
+        found.append("peak memory leaves out memory that recorded ops use while they run; it counts only their results")
     left = {op.name: runs.recorded - runs.ran for op, runs in _recorded(seen) if not op.is_free}
     left = {name: calls for name, calls in left.items() if calls}
     if left:

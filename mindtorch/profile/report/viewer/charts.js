@@ -59,7 +59,7 @@ function timeChart(facts, thread) {
   const names = Object.keys(thread.kinds), n = thread.phases.length, wide = (facts.seconds * 1e9) / n;
   const order = names.map((_, i) => i).sort((a, b) => sumOf(thread.kinds[names[b]]) - sumOf(thread.kinds[names[a]]) || a - b);
   const parts = order.slice(0, 3).map((i) => `${SAID[names[i]] || names[i]} ${share(sumOf(thread.kinds[names[i]]), facts.seconds * 1e9)}`);
-  return drawing(`What ran when, over ${seconds(facts.seconds)}: ${listed(parts)}`, 170, (made, width, height) => {
+  return drawing(`Timeline of ${seconds(facts.seconds)}: ${listed(parts)}`, 170, (made, width, height) => {
     const left = 4, right = width - 4, high = 14, bottom = height - 40, band = 9;
     const x = (i) => left + ((right - left) * i) / n, y = (part) => bottom - (bottom - high) * Math.min(part, 1);
     const below = new Array(n).fill(0);

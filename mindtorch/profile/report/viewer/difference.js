@@ -6,7 +6,7 @@ tellApart([...data.rows.rows, ...data.held.rows, ...(data.most ? [data.most] : [
 
 const METRICS = {
   flops: ["FLOPs", amount], macs: ["MACs", amount], bytes: ["bytes", bytes], ops: ["operations", count], params: ["parameters", number],
-  peak: ["peak memory", bytes], device_peak: ["peak of the device", bytes], time: [measured ? "time of a step" : "time", seconds],
+  peak: ["peak memory", bytes], device_peak: ["device peak", bytes], time: [measured ? "time per step" : "time", seconds],
 };
 const title = (metric) => METRICS[metric][0];
 const plain = (metric, value) => METRICS[metric][1](value) || (metric === "bytes" || metric.endsWith("peak") ? "0 B" : "0");
@@ -121,7 +121,7 @@ function flameSection() {
     paintAlways(() => made.style.setProperty("background", graded(value)));
     return el("li", {}, made, text);
   }));
-  return section("flame", "Flame graph", el("p", { class: "note help" }, "Modules and their operations, all of them. Each box is as wide as before or after, whichever is more. Click, or arrows and Enter, to open one; Escape shows the whole."),
+  return section("flame", "Flame graph", el("p", { class: "note help" }, "All modules and their operations. The width of each box is the larger of before and after. Click, or arrows and Enter, to open one; Escape shows the whole."),
     ...flameGraph({ views: [["module", "By module", data.flame]], metrics, figures, said, coloured }), legend);
 }
 
@@ -129,7 +129,7 @@ function memorySection() {
   if (!data.memory.some((row) => row[1] !== row[2]) && !data.held.rows.length) return null;
   const rows = data.memory.map(([kind, ...pair]) => [el("td", {}, swatch(kind, "area"), kind), plain("bytes", pair[0]), plain("bytes", pair[1]), signed("bytes", pair), ratio(pair)]);
   const parts = [el("h3", {}, "At the peak, by kind"), plainTable("Kinds of memory at the peak", ["kind", "before", "after", "difference", "ratio"], rows)];
-  if (data.held.rows.length) parts.push(el("h3", {}, "By kind, module and line that made it"), ...pairTable({ id: "held-table", caption: "Memory that differs", name: "kind", table: data.held, named: rowName, words: rowWords }));
+  if (data.held.rows.length) parts.push(el("h3", {}, "By kind, module, and line that allocated it"), ...pairTable({ id: "held-table", caption: "Memory that differs", name: "kind", table: data.held, named: rowName, words: rowWords }));
   return section("memory", "Memory", ...parts);
 }
 
@@ -151,8 +151,8 @@ function build() {
     ...[...data.failed, ...data.notes].map((text) => el("p", { class: "warned" }, text)), tiles());
   const sections = [
     flameSection(), memorySection(),
-    tableSection("modules", "Modules", "module", "That differ themselves, not only in their submodules.", data.modules),
-    tableSection("rows", "Rows", "operation", "By module, operation, phase and line.", data.rows), runsSection(),
+    tableSection("modules", "Modules", "module", "Modules that differ themselves, not only in their submodules.", data.modules),
+    tableSection("rows", "Rows", "operation", "Rows that differ, by module, operation, phase and line.", data.rows), runsSection(),
   ].filter(Boolean);
   document.getElementById("main").replaceChildren(...sections);
   document.getElementById("links").append(...sections.map((each) => el("a", { href: `#${each.id}` }, each.querySelector("h2").textContent)));

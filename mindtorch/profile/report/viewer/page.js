@@ -19,7 +19,7 @@ const BUSY = 0.1;  // as in cli/report_header.py
 const WAITED = {
   files_s: "saving and loading", network_s: "waiting for the network", threads_s: "waiting for threads", children_s: "waiting for child processes",
   workers_s: "waiting for a DataLoader's workers to start and to end",
-  recompute_s: "computing forward passes again in backward", in_backward_s: "calling modules in backward",
+  recompute_s: "recomputing forward passes in backward", in_backward_s: "calling modules in backward",
   data_s: "loading data",
 };
 
@@ -60,8 +60,8 @@ function sentence(parts) {
 
 // How, where it did not by itself.
 function ended() {
-  if (report.interrupted) return "The program was interrupted; the report is of what ran until then.";
-  return report.exit_code ? `The program ended with exit code ${report.exit_code}; the report is of what ran until then.` : "";
+  if (report.interrupted) return "The program was interrupted; the report covers what ran until then.";
+  return report.exit_code ? `The program ended with exit code ${report.exit_code}; the report covers what ran until then.` : "";
 }
 
 // Those of one class and size are one row.
@@ -122,22 +122,22 @@ function memorySection() {
   const parts = [];
   if (facts.timeline && facts.timeline.bytes.length > 1) {
     parts.push(memoryChart(facts));
-    if (!facts.timeline.categories) parts.push(el("p", { class: "note" }, "The run made too many tensors to keep their kinds over time; --target NAME has them."));
+    if (!facts.timeline.categories) parts.push(el("p", { class: "note" }, "The run made too many tensors to keep their kinds over time; with --target NAME the report has them."));
   }
   const rows = Object.entries(facts.categories || {}).sort((a, b) => b[1] - a[1]).map(([kind, size]) => [
     el("td", {}, swatch(kind, "area"), kind), bytes(size),
     el("td", { class: "share", style: { "--part": size / facts.peak_bytes } }, percent(size, facts.peak_bytes))]);
   parts.push(el("h3", {}, `What the peak of ${bytes(facts.peak_bytes)} is made of`), plainTable("Kinds of memory at the peak", ["kind", "bytes", "%"], rows));
-  const card = [["allocated: tensors", facts.peak_allocated_bytes], ["reserved: torch's segments", facts.peak_reserved_bytes], ["device: all that, and its context", facts.peak_device_bytes]].filter((row) => row[1]);
+  const card = [["allocated: tensors", facts.peak_allocated_bytes], ["reserved: torch's segments", facts.peak_reserved_bytes], ["device: everything, with the context", facts.peak_device_bytes]].filter((row) => row[1]);
   if (card.length) parts.push(el("h3", {}, "On the card"), plainTable("Memory of the card", ["memory", "peak", "%"], card.map(([name, size]) => [name, bytes(size), percent(size, facts.capacity_bytes)])));
   if ((facts.lines || []).length) {
-    parts.push(el("h3", {}, "Lines that made what is there at the peak"), plainTable("Lines at the peak", ["line", "tensors", "bytes", "%"], facts.lines.slice(0, 12).map((row) => [
+    parts.push(el("h3", {}, "Lines that allocated the memory at the peak"), plainTable("Lines at the peak", ["line", "tensors", "bytes", "%"], facts.lines.slice(0, 12).map((row) => [
       el("td", {}, ...lineName(row, "")), count(row.count), bytes(row.bytes),
       el("td", { class: "share", style: { "--part": row.bytes / facts.peak_bytes } }, percent(row.bytes, facts.peak_bytes))])));
   }
   if ((facts.largest || []).length) {
-    parts.push(el("h3", {}, "The largest of it"), plainTable("Largest tensors at the peak", ["made by", "kind", "tensors", "bytes"], facts.largest.map((row) => [
-      el("td", {}, [bare(row.op || ""), row.module].filter(Boolean).join(" in ") || "made outside operations", row.file ? el("span", { class: "more code" }, `${place(row)}  ${row.source || ""}`) : null),
+    parts.push(el("h3", {}, "Largest tensors"), plainTable("Largest tensors at the peak", ["made by", "kind", "tensors", "bytes"], facts.largest.map((row) => [
+      el("td", {}, [bare(row.op || ""), row.module].filter(Boolean).join(" in ") || "allocated outside operations", row.file ? el("span", { class: "more code" }, `${place(row)}  ${row.source || ""}`) : null),
       row.category, count(row.count), bytes(row.bytes)])));
   }
   return section("memory", "Memory", ...parts);
@@ -149,14 +149,14 @@ function timeSection() {
   if (!facts) return null;
   const parts = [];
   for (const [i, thread] of facts.threads.entries()) {
-    if (facts.threads.length > 1) parts.push(el("h3", {}, i ? `Thread ${i + 1}` : "The thread with most of it"));
+    if (facts.threads.length > 1) parts.push(el("h3", {}, i ? `Thread ${i + 1}` : "The busiest thread"));
     const kinds = Object.keys(thread.kinds).map((kind) => [kind, sumOf(thread.kinds[kind])]).sort((a, b) => b[1] - a[1]).slice(0, 8);
     const seen = [...new Set(thread.phases)].filter((phase) => phase >= 0).map((phase) => facts.phases[phase]);
     parts.push(timeChart(facts, thread), el("ul", { class: "legend" }, ...kinds.map(([kind]) => el("li", {}, swatch(kind, "area"), SAID[kind] || kind))),
       el("ul", { class: "legend" }, el("li", {}, "phases:"), ...seen.map((name) => el("li", {}, phaseSwatch(name), name))));
   }
-  if (facts.dropped) parts.push(el("p", { class: "note" }, `${counted(facts.dropped, "later event")} found no room and are not drawn.`));
-  return section("when", "When what ran", el("p", { class: "note" }, "As high as the share of each moment that operations took; the rest is Python between them, waiting, and genie's recording. Below it the phases, and where steps end."), ...parts);
+  if (facts.dropped) parts.push(el("p", { class: "note" }, `${counted(facts.dropped, "later event")} did not fit and are not drawn.`));
+  return section("when", "Timeline", el("p", { class: "note" }, "The height is the share of time spent in operations; the rest is Python between them, waiting, and genie's recording. Below: the phases, and where steps end."), ...parts);
 }
 
 // Blocks that are known, and proven where they were run.
@@ -176,9 +176,9 @@ function rooflineSection() {
   const bound = ["compute", "memory", "launch", "communication"].filter((name) => roofline[`${name}_s`] > 0).map((name) => `${share(roofline[`${name}_s`], predicted)} ${name}`);
   const sources = Object.entries(roofline.factors || {}).map(([family, source]) => `${family}: ${source}`);
   const chart = rooflineChart(roofline, kinds);
-  return section("roofline", "Roofline", el("p", {}, `${sized ? "Bound" : `${seconds(predicted)} on ${roofline.target}; bound`} by ${listed(bound)}; ${roofline.intensity.toPrecision(3)} FLOP/byte in all.`),
+  return section("roofline", "Roofline", el("p", {}, `${sized ? "Bound" : `${seconds(predicted)} on ${roofline.target}; bound`} by ${listed(bound)}; ${roofline.intensity.toPrecision(3)} FLOP/byte overall.`),
     sources.length ? el("p", { class: "note" }, `Factors: ${sources.join("; ")}.`) : null,
-    chart && el("p", { class: "note" }, "Each circle is an operation, as large as its share; drawn are those of at least 0.2 % of the time."), chart,
+    chart && el("p", { class: "note" }, "Each circle is an operation, sized by its share of the time; operations below 0.2 % are not drawn."), chart,
     plainTable("Operations on the roofline", ["operation", "time", "FLOPs", "bytes moved", "FLOP/byte", "FLOP/s"], roofline.ops.slice(0, 15).map((op) => [
       el("td", {}, swatch(kinds[op.name], "area"), bare(op.name)), seconds(op.about_s), amount(op.flops), bytes(op.bytes),
       op.flops && op.bytes ? (op.flops / op.bytes).toPrecision(3) : "", op.flops && op.about_s ? amount(op.flops / op.about_s) : ""])));
@@ -197,13 +197,13 @@ function findingsSection() {
 function uncountedSection() {
   const parts = [];
   const uncounted = report.uncounted || [];
-  parts.push(el("p", {}, uncounted.length ? `No FLOP formula for ${counted(uncounted.reduce((sum, row) => sum + (row.calls || 0), 0), "call")}:` : "Every call that computes has a FLOP formula."));
+  parts.push(el("p", {}, uncounted.length ? `No FLOP formula for ${counted(uncounted.reduce((sum, row) => sum + (row.calls || 0), 0), "call")}:` : "Every compute call has a FLOP formula."));
   if (uncounted.length) parts.push(plainTable("Operations without a FLOP formula", ["operation", "calls", "time"], uncounted.map((row) => [bare(row.name), count(row.calls), seconds(row.self_s)])));
-  const unseen = (report.unseen || []).map((row) => `${row.count === null ? "some" : count(row.count)} × ${row.what}: what ran there is in none of the figures`);
+  const unseen = (report.unseen || []).map((row) => `${row.count === null ? "some" : count(row.count)} × ${row.what}: no figure includes what ran there`);
   if (unseen.length) parts.push(el("h3", {}, "Not seen"), bullets(unseen));
   if ((report.warnings || []).length) parts.push(el("h3", {}, "Warnings"), ...report.warnings.map((text) => el("p", { class: "warned" }, text)));
   if ((report.assumed || []).length) {
-    parts.push(el("h3", {}, "Assumed, as nobody knows the values"), plainTable("Assumed values", ["read", "as", "times"], report.assumed.map((row) => [
+    parts.push(el("h3", {}, "Assumed, as the values are unknown"), plainTable("Assumed values", ["read", "as", "times"], report.assumed.map((row) => [
       el("td", {}, row.op, row.file ? el("span", { class: "more code" }, `${place(row)}  ${row.source || ""}`) : null), String(row.value ?? ""), count(row.calls)])));
   }
   for (const [key, title] of [["not_written", "Not written, as it was an estimate"], ["not_removed", "Not removed, as it was an estimate"], ["not_held_back", "May have been changed nevertheless"]]) {
@@ -247,13 +247,13 @@ function runSection() {
   if (report.npu) add("on NPUs", `${count(Object.values(report.npu.native).reduce((a, b) => a + b, 0))} calls native, ${count(Object.values(report.npu.staged).reduce((a, b) => a + b, 0))} staged through the CPU`);
   if (report.cluster) add("rank", `${report.cluster.rank} of ${report.cluster.world_size}`);
   if (totals.queued_s > BUSY * totals.time_s) add("machine", `busy: the program waited ${seconds(totals.queued_s)} of the time (${percent(totals.queued_s, totals.time_s)} %) for a processor`);
-  if (report.host && report.host.here_s > 0) add("host, here", `at least ${seconds(report.host.here_s)} of the program's own beside its operations, measured here; in no other figure`);
+  if (report.host && report.host.here_s > 0) add("host, here", `at least ${seconds(report.host.here_s)} of the program's own Python between operations, measured here; no other figure includes it`);
   add("ended", ended());
   const parts = [el("dl", { class: "facts" }, ...facts)];
   const ranks = (report.ranks || []).filter((row) => row.ran_as !== undefined);
   if (ranks.length) parts.push(el("h3", {}, "Ranks"), plainTable("Ranks", ["rank", "run as", "peak", "operations", "FLOPs", "time", "exposed"], ranks.map((row, i) => [String(row.rank ?? i), String(row.ran_as), bytes(row.peak_bytes), count(row.ops), amount(row.flops), seconds(row.time_s), seconds(row.exposed_s)])));
   if ((report.labels || []).length) {
-    parts.push(el("h3", {}, "Scopes, named by record_function; one may be within another"), plainTable("Scopes", ["scope", "calls", "total", "%"], report.labels.map((row) => [row.name, count(row.calls), seconds(row.total_s), percent(row.total_s, totals.time_s)])));
+    parts.push(el("h3", {}, "Scopes, named by record_function; they may nest"), plainTable("Scopes", ["scope", "calls", "total", "%"], report.labels.map((row) => [row.name, count(row.calls), seconds(row.total_s), percent(row.total_s, totals.time_s)])));
   }
   const collectives = (report.cluster && report.cluster.collectives) || [];
   if (collectives.length) parts.push(el("h3", {}, "Communication of this rank"), plainTable("Collectives", ["collective", "ranks", "count", "bytes", "time", "exposed"], collectives.map((row) => [row.kind, count(row.ranks), count(row.count), bytes(row.bytes), seconds(row.time_s), seconds(row.exposed_s)])));
@@ -278,7 +278,7 @@ function flameText({ total }, i, metric) {
 function build() {
   const parts = byKind(), metrics = [...(timed ? [["ns", "Time"]] : []), ...(totals.flops ? [["flops", "FLOPs"]] : [])];
   const { together, module, line } = data.flames, layered = together.depth.length < module.depth.length;
-  const views = [...(layered ? [["together", "By module, layers together", together]] : []), ["module", layered ? "Each layer" : "By module", module], ["line", "By line", line]];
+  const views = [...(layered ? [["together", "By module, equal layers merged", together]] : []), ["module", layered ? "Each layer" : "By module", module], ["line", "By line", line]];
   document.getElementById("head").append(
     el("div", { class: "tool" }, `genie profile · ${report.mode} · ${report.device} · torch ${report.tool.torch}`),
     el("h1", {}, report.command.join(" ") || "a program"),
@@ -293,7 +293,7 @@ function build() {
     section("modules", "Modules", ...moduleTree(data.modules, whole)),
     ops.length && section("ops", "Operations", ...sortedTable({ id: "op-table", caption: "Operations", name: "operation (aten)", table: data.ops, whole, named: opName, words: (row) => `${row.name} ${row.category}`, by: timed ? "self_s" : "flops" })),
     data.lines.rows.length && section("lines", "Lines", ...sortedTable({ id: "line-table", caption: "Lines", name: "line", table: data.lines, whole, named: lineName, words: (row) => `${row.file}:${row.line} ${row.function} ${row.package} ${row.source}`, by: timed ? "self_s" : "flops" })),
-    data.shapes.rows.length && section("shapes", "Shapes", el("p", { class: "note" }, "Of inputs, and of outputs."), ...sortedTable({ id: "shape-table", caption: "Shapes", name: "operation and shapes", table: data.shapes, whole, named: (row, query) => [marked(bare(row.name), query), el("span", { class: "more code" }, marked(`${row.inputs || "()"} → ${row.outputs || "()"}`, query))], words: (row) => `${row.name} ${row.inputs} ${row.outputs}`, by: timed ? "self_s" : "flops" })),
+    data.shapes.rows.length && section("shapes", "Shapes", el("p", { class: "note" }, "Of inputs and outputs."), ...sortedTable({ id: "shape-table", caption: "Shapes", name: "operation and shapes", table: data.shapes, whole, named: (row, query) => [marked(bare(row.name), query), el("span", { class: "more code" }, marked(`${row.inputs || "()"} → ${row.outputs || "()"}`, query))], words: (row) => `${row.name} ${row.inputs} ${row.outputs}`, by: timed ? "self_s" : "flops" })),
     patternsSection(), timeSection(), memorySection(), rooflineSection(), uncountedSection(), runSection(),
   ]);
   document.getElementById("main").replaceChildren(...sections);
