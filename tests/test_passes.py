@@ -196,7 +196,7 @@ def test_L13_passes_of_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.warns(UserWarning, match="the entry point bad is left out: TypeError: expected a Pass .*, got 3"):
             found = passes.known_passes()
         assert [each.name for each in found] == ["doubles", IN_PLACE, DIRECT, CSE]
-        by_default = {IN_PLACE, DIRECT} if torch_facts.functions_proven() else {IN_PLACE}
+        by_default = {IN_PLACE, DIRECT} if torch_facts.known() else {IN_PLACE}
         assert {each.name for each in passes.known_passes() if each.on} == by_default
     finally:
         passes.known_passes.cache_clear()
