@@ -208,6 +208,7 @@ def options(given: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     arguments = options()
+    os.environ.pop("PYTHONPATH", None)  # what is tried is what was installed
     results = []
     with tempfile.TemporaryDirectory(prefix="releases-") as folder:
         for python in arguments.python:

@@ -197,7 +197,7 @@ def test_L13_passes_of_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
             found = passes.known_passes()
         assert [each.name for each in found] == ["doubles", IN_PLACE, DIRECT, NATIVE, CSE]
         by_default = {IN_PLACE}
-        by_default |= {DIRECT} if torch_facts.functions_proven() else set()
+        by_default |= {DIRECT} if torch_facts.known() else set()
         by_default |= {NATIVE} if torch_facts.native_calls_made() else set()
         assert {each.name for each in passes.known_passes() if each.on} == by_default
     finally:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mindtorch._ext import intern
 from mindtorch.base import torch_facts
-from mindtorch.engine.passes.direct import DIRECT, DirectCalls, direct
+from mindtorch.engine.passes.direct import DIRECT, direct
 from mindtorch.engine.passes.in_place import POINTWISE, InPlace
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
@@ -100,15 +100,15 @@ def test_L13_a_direct_call_is_the_operators_own() -> None:
     assert met == DIRECT
 
 
-@pytest.mark.parametrize(
-    "version, proven", [("2.13.0+cpu", True), ("2.14.1", False), ("2.15.1", True), ("2.99.0", False)]
-)
-def test_L13_direct_calls_are_on_where_they_were_proven(
-    version: str, proven: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert DirectCalls.on is torch_facts.functions_proven()
-    monkeypatch.setattr(torch, "__version__", version)
-    assert torch_facts.functions_proven() is proven
+def test_L13_direct_calls_are_on_where_they_were_proven(after_torch: Callable[..., Any]) -> None:
+    code = """
+        import torch
+        torch.__version__ = {!r}
+        from mindtorch.engine import passes
+        print([each.on for each in passes.known_passes() if each.name == "direct calls"])
+    """
+    for version, on in ((torch.__version__, torch_facts.known()), ("2.14.1", True), ("2.99.0", False)):
+        assert after_torch(code.format(str(version))).stdout == f"[{on}]\n", version
 
 
 def _in_place(func: Any, name: str) -> Any:

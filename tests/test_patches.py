@@ -100,17 +100,20 @@ def make_patches() -> Any:
     return module
 
 
-def test_layout_the_page_lists_what_is_exchanged(forked: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def page(forked: Callable[..., Any]) -> str:
+    """docs/PATCHES.md, made anew with this torch."""
     made = make_patches()
-    monkeypatch.setattr(made.subprocess, "run", lambda command, **options: forked(*command[1:]))
-    assert _page() == made.page(), "python docs/make_patches.py"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(made.subprocess, "run", lambda command, **options: forked(*command[1:]))
+        return str(made.page())
 
 
-def _page() -> str:
+def test_layout_the_page_lists_what_is_exchanged(page: str) -> None:
     kept = make_patches().PAGE.read_text(encoding="utf-8")
     if f"with torch {torch.__version__}:" not in kept:
         pytest.skip(f"the page was made with another build of torch than {torch.__version__}")
-    return kept
+    assert kept == page, "python docs/make_patches.py"
 
 
 WATCHED = """
@@ -143,11 +146,11 @@ WATCHED = """
 """
 
 
-def test_L1_nothing_in_torch_is_exchanged_but_what_the_page_lists(after_torch: Callable[..., Any]) -> None:
+def test_L1_nothing_in_torch_is_exchanged_but_what_the_page_lists(after_torch: Callable[..., Any], page: str) -> None:
     """Functions, classes and descriptors of all torch's modules and classes, before the import and after a step."""
     listed = {
         (owner, name)
-        for line in _page().splitlines() if line.startswith("| `")
+        for line in page.splitlines() if line.startswith("| `")
         for owner, names in [line.split(" | ")[:2]]
         for owner in [owner.strip("| `")] for name in names.replace("`", "").split(", ")
     }  # fmt: skip

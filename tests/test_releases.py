@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,6 +53,18 @@ def test_L1_results_are_those_of_pytests_last_line(said: str, counted: tuple[int
     text = f"FAILED tests/test_a.py::test_x[1] - no\nERROR tests/b/test_c.py::test_y\n{said}\n"
     assert releases.counts(text) == counted
     assert releases.failures(text) == ["test_a.py::test_x[1]", "test_c.py::test_y"]
+
+
+def test_L1_an_environment_holds_what_was_installed_into_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def attempt(torch: str, python: str, *_: Any) -> Any:
+        return releases.Result(torch, python, 1, int("PYTHONPATH" in os.environ), 0.0, "")
+
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(sys, "argv", ["releases", "--torch", "2.15"])
+    monkeypatch.setattr(releases, "attempt", attempt)
+    assert releases.main() == 0, capsys.readouterr().out
 
 
 @pytest.mark.whole

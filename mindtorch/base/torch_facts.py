@@ -295,11 +295,6 @@ def tensors_laid_out() -> bool:
         )
 
 
-def functions_proven() -> bool:
-    """Was it tested that this torch's functions make the very calls that `engine/passes/direct.py` takes them for?"""
-    return known() and release() != RELEASES[2]
-
-
 def data_pointers() -> list[Any]:
     """The methods that give a tensor's address. ``const_data_ptr`` came with torch 2.13."""
     base: Any = torch._C.TensorBase

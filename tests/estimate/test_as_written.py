@@ -198,7 +198,7 @@ def test_C4_a_scaled_product_by_columns_is_taken() -> None:
         )
 
 
-@pytest.mark.filterwarnings("error::UserWarning")
+@pytest.mark.filterwarnings("error::UserWarning", "ignore:.*Profiler clears events")  # torch 2.12, of any profile
 def test_C4_there_is_no_word_of_what_this_machine_has_not() -> None:
     """torch without CUDA warned that there is no cuDNN, and printed stacks for each event of a profile."""
     with estimating(Accelerator("Test GPU", 80 * 10**9)):

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from mindtorch.profile.report.conditions import Condition, where
 from tests.profile.test_difference import BLOCK, Run, compared, run
@@ -79,11 +78,10 @@ def test_C5_one_per_cent_more_is_found_where_it_is(name: str, run: Run) -> None:
     assert not any(value["difference"] for value in compared(before, before)["totals"].values() if "ratio" in value)
 
 
-#: Of examples/gpt2.py, two layers, by torch 2.13 on one machine: they have to be these on any other.
+#: Of examples/gpt2.py, two layers, by torch 2.12 to 2.15 on one machine: they have to be these on any other.
 COUNTS = {"ops": 981, "flops": 2702300084, "macs": 1303794336, "params": 5146848, "peak_bytes": 133757528}
 
 
-@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="another torch calls other operations")
 def test_C5_counts_are_those_of_another_machine(tmp_path: Path, forked: Callable[..., Any]) -> None:
     command = ["-m", "mindtorch", "profile", "--json", "p.json", str(ROOT / "examples" / "gpt2.py")]
     done = forked(*command, "--layers", "2", "--width", "96", folder=tmp_path)
