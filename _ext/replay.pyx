@@ -270,15 +270,14 @@ cdef class Segment:
                     rng = s.device
                 step = self._step(form, s) if form is not None else NULL
                 if native is not None and not step and s.flags & SIG_VERIFIED and observer is None:
-                    if has_native(s):
-                        if self._run_native(r, s, inputs):
-                            otherwise[3] += 1
-                            if (<OpInfo>s.info).fresh:
-                                self._note_fresh(r, s)
-                            self._finish(seq, r)
-                            continue
-                    elif <size_t>s.native != NO_NATIVE and not s.flags & SIG_RANDOM:
+                    if <size_t>s.native < NO_NATIVE and not s.flags & SIG_RANDOM:
                         self._look_for_native(r, s, inputs, native)
+                    if has_native(s) and self._run_native(r, s, inputs):
+                        otherwise[3] += 1
+                        if (<OpInfo>s.info).fresh:
+                            self._note_fresh(r, s)
+                        self._finish(seq, r)
+                        continue
                 if observer is not None:
                     started = perf_counter_ns()
                 try:

@@ -22,7 +22,7 @@ D = "remote_accelerator:0"
 
 pytestmark = pytest.mark.skipif(not torch_facts.native_calls_made(), reason="no calls without Python on this machine")
 
-AGAIN = 4  # runs of which the first is looked at, the second counted, the third proven and the fourth without Python
+AGAIN = 3  # runs, of which the first is looked at, and the others are made without Python
 
 
 @pytest.fixture(autouse=True)
@@ -184,7 +184,7 @@ def test_S7_each_run_has_its_own_numbers() -> None:
     for k in range(30):
         number = k * 0.25 - 3
         assert bits((x * number).add_(x, alpha=number)) == bits((X * number).add_(X, alpha=number))
-    assert made() - before >= 25  # the products: `alpha` is part of what a call is
+    assert made() - before >= 28  # the products: `alpha` is part of what a call is
 
 
 def test_S7_names_of_cplusplus_functions() -> None:

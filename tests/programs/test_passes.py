@@ -11,6 +11,7 @@ import torch
 from hypothesis import strategies as st
 
 import mindtorch
+from mindtorch._ext import replay
 from mindtorch.engine import passes
 
 DEFAULT = 25
@@ -25,12 +26,14 @@ TWICE = [
 
 @pytest.fixture
 def at_once() -> Iterator[None]:
-    """Every segment is looked at when it comes for the first time, however short it is."""
+    """Every segment is looked at when it comes for the first time, however short it is; calls when they come again."""
     forms = passes.optimizer_on(torch.device("cpu")).forms
     mindtorch.flush("test")
     before = forms.after, forms.fewest
     forms.after = forms.fewest = 1
+    often = replay.native_after(1)
     yield
+    replay.native_after(often)
     forms.after, forms.fewest = before
 
 
