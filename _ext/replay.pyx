@@ -533,7 +533,7 @@ cdef class Segment:
 
     cdef int _look_for_native(self, Record *r, SigS *s, PyObject **inputs, native) except -1:
         """Count the call; once it has run often enough to pay, let `native` make one that does without Python."""
-        cdef list tensors = []
+        cdef list tensors
         cdef uint32_t k, n = sig_floats(s)
         cdef size_t times = <size_t>s.native + 1
         if not no_keys() or function_modes():      # who looks on would see how it is proven
@@ -542,6 +542,7 @@ cdef class Segment:
         if times < often:
             return 0
         s.native = <PyObject *><size_t>NO_NATIVE
+        tensors = []
         for k in range(s.n_in):
             tensors.append(object_of(self.tape.slot(rec_ins(r)[k])))
             inputs[k] = <PyObject *>tensors[k]
