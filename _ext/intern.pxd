@@ -25,6 +25,11 @@ cdef inline bint has_native(SigS *s) noexcept:
     return <size_t>s.native > NO_NATIVE
 
 
+cdef inline size_t sig_size(SigS *s) noexcept:
+    """Of its one block of memory."""
+    return sizeof(SigS) + 6 * <size_t>s.n_out + s.n_in + s.keylen
+
+
 cdef class Interner:
     cdef MetaS *metas
     cdef SigS **sigs

@@ -132,8 +132,7 @@ cdef class Interner:
         self.used_metas -= 1
 
     cdef uint32_t sig_bytes(self, SigS *s) noexcept:
-        cdef size_t n = sizeof(SigS) + 6 * <size_t>s.n_out + s.n_in + s.keylen
-        return <uint32_t>(n + (<NativeCall>s.native).nbytes if has_native(s) else n)
+        return <uint32_t>(sig_size(s) + ((<NativeCall>s.native).nbytes if has_native(s) else 0))
 
     # ---- metadata ----------------------------------------------------------------------------------------------
     cdef uint32_t meta_id(self, object dtype, object size, object stride, int64_t offset, int16_t device,
@@ -348,7 +347,7 @@ cdef class Interner:
         cdef SigS *s = self.sigs[old]
         cdef uint32_t sid = self.find_sig(sig_key(s), s.keylen, s.hash)
         cdef SigS *copy
-        cdef size_t size = sizeof(SigS) + 6 * <size_t>s.n_out + s.n_in + s.keylen
+        cdef size_t size = sig_size(s)
         if sid and sid != old:
             return sid
         copy = <SigS *>malloc(size)

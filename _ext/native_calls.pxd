@@ -12,7 +12,6 @@ cdef extern from *:
     #define MT_ON(base) ((void **)((char *)(base) + 2 * sizeof(void *)))      /* the at::Tensor in the Python object */
     enum {
         MT_MOST_WORDS = 22, MT_MOST_DOUBLES = 8, MT_MOST_TENSORS = 16, MT_MOST_RESULTS = 8, MT_MOST_BYTES = 1024,
-        MT_IN_REGISTERS = 6,
         MT_TENSOR = 0, MT_NOTHING = 1, MT_TUPLE = 2, MT_LIST = 3,      /* what it returns */
         MT_POINTS = 0, MT_TAKES = 1, MT_HOLDS = 2, MT_NUMBER = 3, MT_ADDRESS = 4, MT_FLOAT = 5
     };
@@ -32,8 +31,9 @@ cdef extern from *:
     #endif
     """
     enum:
-        MT_MOST_TENSORS, MT_MOST_RESULTS
+        MT_MOST_WORDS, MT_MOST_DOUBLES, MT_MOST_TENSORS, MT_MOST_RESULTS, MT_MOST_BYTES
         MT_TENSOR, MT_NOTHING, MT_TUPLE, MT_LIST
+        MT_POINTS, MT_TAKES, MT_HOLDS, MT_NUMBER, MT_ADDRESS, MT_FLOAT
     ctypedef struct mt_patch:
         uint16_t kind, at
         uint32_t value
@@ -47,6 +47,8 @@ cdef extern from *:
     ctypedef int (*mt_caller)(const mt_native *c, void **tensors, const double *floats, void **results) noexcept nogil
     ctypedef void (*mt_releaser)(void *tensor) noexcept
     void **MT_ON(PyObject *base) noexcept
+
+ctypedef PyObject *(*Wrap)(const void *tensor, PyObject *cls)      # makes a Python object of a C++ tensor
 
 
 # A value that no Python object stands for: the address of the C++ tensor, with the lowest bit set.

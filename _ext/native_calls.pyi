@@ -1,5 +1,21 @@
 from typing import Any, final
 
+POINTS: int
+TAKES: int
+HOLDS: int
+NUMBER: int
+ADDRESS: int
+FLOAT: int
+TENSOR: int
+NOTHING: int
+TUPLE: int
+LIST: int
+MOST_WORDS: int
+MOST_DOUBLES: int
+MOST_BYTES: int
+MOST_TENSORS: int
+MOST_RESULTS: int
+
 def start(call: int, give_up: int, wrap: int, at: int, plain: int, autograd: int, cls: type) -> None: ...
 
 @final

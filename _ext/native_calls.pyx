@@ -15,13 +15,11 @@ from libc.string cimport memcpy
 
 from .local_state cimport keys, no_keys
 
-cdef extern from *:
-    """
-    #define MT_KEYS(impl, at) (((uint64_t *)(impl))[at])
-    """
-    uint64_t MT_KEYS(void *impl, long at) noexcept
-
-ctypedef PyObject *(*Wrap)(const void *tensor, PyObject *cls)
+# For those that lay calls out.
+POINTS, TAKES, HOLDS, NUMBER, ADDRESS, FLOAT = MT_POINTS, MT_TAKES, MT_HOLDS, MT_NUMBER, MT_ADDRESS, MT_FLOAT
+TENSOR, NOTHING, TUPLE, LIST = MT_TENSOR, MT_NOTHING, MT_TUPLE, MT_LIST
+MOST_WORDS, MOST_DOUBLES, MOST_BYTES = MT_MOST_WORDS, MT_MOST_DOUBLES, MT_MOST_BYTES
+MOST_TENSORS, MOST_RESULTS = MT_MOST_TENSORS, MT_MOST_RESULTS
 
 cdef Wrap wrap_ = NULL
 cdef mt_caller caller = NULL
@@ -105,7 +103,7 @@ cdef class NativeCall:
             return 1
         for i in range(self.c.n_tensors):
             tensors[i] = tensor_in(inputs[i])
-            if MT_KEYS(tensors[i], keys_at) != plain_keys:
+            if (<uint64_t *>tensors[i])[keys_at] != plain_keys:
                 return 1
         keys().excluded = to_autograd
         if self.brief:

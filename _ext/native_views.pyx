@@ -14,6 +14,7 @@ from libc.stdint cimport int64_t, uint64_t
 
 from .kept_wrappers cimport keys_of
 from .local_state cimport keys, no_keys
+from .native_calls cimport MT_ON, Wrap
 
 cdef extern from *:
     """
@@ -21,7 +22,6 @@ cdef extern from *:
     typedef struct { void *impl, *more[3]; } mt_tensor;
     /* std::optional<c10::SymInt> and c10::SymInt, handed on by address. */
     typedef struct { int64_t value; uint64_t is_set; } mt_optional;
-    #define MT_ON(base) ((char *)(base) + 2 * sizeof(void *))      /* the at::Tensor in the Python object */
 
     typedef mt_tensor (*mt_view_0)(const void *);
     typedef mt_tensor (*mt_view_1)(const void *, int64_t);
@@ -55,11 +55,9 @@ cdef extern from *:
     """
     ctypedef struct mt_tensor:
         void *impl
-    void *MT_ON(void *base) noexcept
     mt_tensor mt_make(const void *on, void *call, int how, const int64_t *a, int n, const int64_t *b, int m,
                       int set_a, int set_b) noexcept
 
-ctypedef PyObject *(*Wrap)(const void *tensor, PyObject *cls)
 ctypedef int (*New)(void ***cell) noexcept
 ctypedef int (*Delete)(void **cell) noexcept
 
@@ -138,7 +136,7 @@ def facts(plain):
     cdef uint64_t *found = keys_of(<PyObject *>plain)
     if wrap_ == NULL or found == NULL:
         return None
-    return <size_t>wrap_, found - (<uint64_t **>MT_ON(<PyObject *>plain))[0], found[0], to_autograd
+    return <size_t>wrap_, found - <uint64_t *>MT_ON(<PyObject *>plain)[0], found[0], to_autograd
 
 
 cdef bint describe(View *view, str name, tuple args) except -1:

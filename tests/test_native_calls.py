@@ -17,6 +17,7 @@ import mindtorch
 from mindtorch._ext import replay
 from mindtorch.base import torch_facts
 from mindtorch.engine.passes import native
+from mindtorch.engine.record.arguments import tensors_in
 
 D = "remote_accelerator:0"
 
@@ -46,14 +47,6 @@ def facts(t: torch.Tensor) -> tuple[Any, ...]:
     return t.dtype, t.shape, t.stride(), bits(t)
 
 
-def tensors(x: Any) -> Iterator[torch.Tensor]:
-    if isinstance(x, torch.Tensor):
-        yield x
-    elif isinstance(x, (tuple, list)):
-        for each in x:
-            yield from tensors(each)
-
-
 def moved(x: Any, to: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(x, torch.Tensor):
         return to(x)
@@ -65,11 +58,11 @@ def moved(x: Any, to: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 def runs(function: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
     """Gives and writes eager's bits each time. How many of the calls were made without Python?"""
     given = moved((args, kwargs), torch.clone)
-    expected = [*map(facts, tensors(function(*given[0], **given[1]))), *map(facts, tensors(given[0]))]
+    expected = [*map(facts, tensors_in(function(*given[0], **given[1]))), *map(facts, tensors_in(given[0]))]
     before = made()
     for _ in range(AGAIN):
         given = moved((args, kwargs), lambda t: t.clone().to(D))
-        got = [*tensors(function(*given[0], **given[1])), *tensors(given[0])]
+        got = [*tensors_in(function(*given[0], **given[1])), *tensors_in(given[0])]
         assert [*map(facts, got)] == expected
     return made() - before
 

@@ -86,9 +86,9 @@ class Executor(ABC):
         return memory._cdata
 
     def bring(self, memory: Sequence[torch.UntypedStorage]) -> None:  # noqa: B027
-        """Update adopted memory to the current values, because something in this process may read it now. Later writes
+        """Update adopted memory to the current values, because something in this process may read it now.
 
-        to it are writes to the values.
+        Later writes to it are writes to the values.
         """
 
     def begin(self) -> None:  # noqa: B027

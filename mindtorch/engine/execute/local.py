@@ -79,7 +79,6 @@ class LocalExecutor(Executor):
         self._states = _States(self.device)
         self._swapped_in: set[int] = set()
         self._optimizer = passes.optimizer_on(self.device)
-        self._natives = self.device.type == "cpu"
 
     @property
     def states(self) -> dict[int, torch.Tensor]:
@@ -132,7 +131,7 @@ class LocalExecutor(Executor):
                 _op_observer,
                 self._optimizer.in_use(),
                 passes.may_overwrite(),
-                passes.native_maker() if self._natives else None,
+                passes.native_maker() if self.device.type == "cpu" else None,
             )
 
     def settle(

@@ -13,14 +13,12 @@ from typing import Any
 
 import torch
 
+from ..._ext.native_calls import ADDRESS, FLOAT, HOLDS, MOST_BYTES, MOST_DOUBLES, MOST_WORDS, NUMBER, POINTS, TAKES
 from .segment_graph import Input, Number
 
-__all__ = ["LIST", "MOST_RESULTS", "MOST_TENSORS", "NOTHING", "TENSOR", "TUPLE", "Layout", "Unsuited", "symbol"]
+__all__ = ["Layout", "Unsuited", "symbol"]
 
-_POINTS, _TAKES, _HOLDS, _NUMBER, _ADDRESS, _FLOAT = range(6)  # what is put into a call, as native_calls.pxd numbers it
-TENSOR, NOTHING, TUPLE, LIST = range(4)  # what it returns
-_REGISTERS, _DOUBLES, _WORDS, _BYTES = 6, 8, 22, 1024  # at most: native_calls.pxd has room for so many
-MOST_TENSORS, MOST_RESULTS = 16, 8
+_REGISTERS = 6
 _SCALAR_TAGS = {float: 0, int: 1, bool: 4}  # c10::Scalar::Tag
 _SCALAR_TYPES = (
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64, None,
@@ -119,7 +117,7 @@ class Layout:
         if not on_stack and self.used + n <= _REGISTERS:
             self.used += n
             return self.used - n
-        if len(self.words) + n > _WORDS:
+        if len(self.words) + n > MOST_WORDS:
             raise Unsuited("too many arguments")
         self.words += [0] * n
         return len(self.words) - n
@@ -130,12 +128,12 @@ class Layout:
     def _put(self, data: bytes, align: int = 8) -> int:
         """Where the data stands among the call's bytes."""
         self.bytes += bytes(-len(self.bytes) % align) + data
-        if len(self.bytes) > _BYTES:
+        if len(self.bytes) > MOST_BYTES:
             raise Unsuited("too many arguments")
         return len(self.bytes) - len(data)
 
     def _address(self, at: int, word: int | None = None) -> None:
-        self.patches.append((_POINTS, self._take(1) if word is None else word, at))
+        self.patches.append((POINTS, self._take(1) if word is None else word, at))
 
     # ---- one argument
     def add(self, of: str, value: Any) -> None:
@@ -165,12 +163,12 @@ class Layout:
     def _tensor(self, value: Any, optional: bool, written: bool) -> None:
         if isinstance(value, Input) and not optional:
             self.types.append(("&", _TENSOR_TYPE) if written else _CONST_TENSOR)
-            self.patches.append((_TAKES, self._take(1), int(value)))
+            self.patches.append((TAKES, self._take(1), int(value)))
         elif optional and (value is None or isinstance(value, Input)):
             self.types.append(("&", ("const", (_OPTIONAL, _TENSOR_TYPE))))
             at = self._put(struct.pack("qq", 0, value is not None))
             if value is not None:
-                self.patches.append((_HOLDS, at, int(value)))
+                self.patches.append((HOLDS, at, int(value)))
             self._address(at)
         else:
             raise Unsuited("no tensor")
@@ -195,13 +193,13 @@ class Layout:
         if of == "bool":
             number = _checked(value, bool)
         elif of in _SMALL:
-            number = _SMALL[of].index(value) if value is not None and value in _SMALL[of] else -1
+            if value is None or value not in _SMALL[of]:
+                raise Unsuited(f"{value}")
+            number = _SMALL[of].index(value)
         elif of in ("Layout", "Device"):
             raise Unsuited("a layout or a device")
         else:
             number = _checked(value, int)
-        if of in _SMALL and number < 0:
-            raise Unsuited(f"{value}")
         if of == "SymInt":
             self._address(self._put(struct.pack("qq", number, 1)))
         elif of == "int" and optional:
@@ -211,10 +209,10 @@ class Layout:
             self._word(number | 0x100 if optional else number)
 
     def _double(self, value: Any) -> None:
-        if len(self.doubles) == _DOUBLES:
+        if len(self.doubles) == MOST_DOUBLES:
             raise Unsuited("too many arguments")
         if isinstance(value, Number):
-            self.patches.append((_FLOAT, len(self.doubles), int(value)))
+            self.patches.append((FLOAT, len(self.doubles), int(value)))
         elif isinstance(value, Input) or type(value) not in (int, float):
             raise Unsuited("no float")
         self.doubles.append(0.0 if isinstance(value, Number) else float(value))
@@ -233,7 +231,7 @@ class Layout:
             raise Unsuited("no number")
         at = self._put(data + struct.pack("qq", 1, 0), 16)
         if isinstance(value, Number):
-            self.patches.append((_NUMBER, at + 16, int(value)))
+            self.patches.append((NUMBER, at + 16, int(value)))
         self._address(at)
 
     def _text(self, value: Any, optional: bool) -> None:
@@ -273,7 +271,7 @@ class Layout:
             raise Unsuited("no list of tensors")
         at = self._put(bytes(8 * len(value)))
         for k, each in enumerate(value):
-            self.patches.append((_HOLDS, at + 8 * k, int(each)))
+            self.patches.append((HOLDS, at + 8 * k, int(each)))
         if not self.list_refs:
             self.types.append(("c10::ArrayRef", _TENSOR_TYPE))
             word = self._take(2)
@@ -282,7 +280,7 @@ class Layout:
             return
         self.types.append(("&", ("const", ("c10::IListRef", _TENSOR_TYPE))))
         header = self._put(struct.pack("qqq", 0, len(value), 0))  # the last word: a list without boxes
-        self.patches.append((_ADDRESS, header, at))
+        self.patches.append((ADDRESS, header, at))
         self._address(header)
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from ..._ext import lazy as _core
-from ..._ext.native_calls import NativeCall
+from ..._ext.native_calls import LIST, MOST_RESULTS, MOST_TENSORS, NOTHING, TENSOR, TUPLE, NativeCall
 from ..._ext.signals import by_signal_handler
 from ...base import torch_facts
-from .calling import LIST, MOST_RESULTS, MOST_TENSORS, NOTHING, TENSOR, TUPLE, Layout, Unsuited, symbol
+from .calling import Layout, Unsuited, symbol
 from .optimizer_pass import Pass
 from .segment_graph import Input, Number
 
@@ -168,18 +168,17 @@ def _proven(sig: int, info: Any, tensors: list[torch.Tensor], floats: tuple[floa
         return None  # it may divide by zero half way
     sizes = len(inputs), len(floats), len(expected), nbytes <= BRIEF_BYTES
     for overload in _overloads(info):
+        twin = None
+        if info.in_place is not None and not written:
+            twin = _in_place(overload, args, kwargs, sizes, inputs, floats, expected[0])
         try:
-            call = _made(overload, args, kwargs, *sizes)
+            call = _made(overload, args, kwargs, *sizes, twin)
         except Unsuited:
             continue
         other = _copied(inputs, written)
         results = call(other, floats)
-        if results is None or not all(map(_same, (*results, *other), (*(expected if not written else ()), *changed))):
-            continue
-        if info.in_place is not None and not written:
-            twin = _in_place(overload, args, kwargs, sizes, inputs, floats, expected[0])
-            return _made(overload, args, kwargs, *sizes, twin)
-        return call
+        if results is not None and all(map(_same, (*results, *other), (*(expected if not written else ()), *changed))):
+            return call
     return None
 
 
