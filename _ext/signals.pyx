@@ -13,9 +13,25 @@ cdef enum:
 
 
 def by_signal_handler(BaseException error):
-    """Was this raised in a signal handler, or by what one called?
+    """Was this raised in a signal handler, or by what one called, or because of that?"""
+    return error_of_handler(error) is not None
 
-    A handler is told which frame it interrupted, and that is the frame below its own: nothing else is called like that.
+
+def error_of_handler(BaseException error):
+    """The error itself or that of its causes which was raised in a signal handler, or by what one called; else None.
+
+    Causes: Python before 3.12 says that ``__set_name__`` failed where a handler struck in it.
+    """
+    for _ in range(16):                        # causes can be a circle
+        if error is None or _from_handler(error):
+            return error
+        error = error.__cause__
+    return None
+
+
+cdef bint _from_handler(BaseException error) except -1:
+    """A handler is told which frame it interrupted, and that is the frame below its own: nothing else is called like
+    that.
     """
     cdef object link = error.__traceback__, frame
     while link is not None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import itertools
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +17,12 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import mindtorch
+from mindtorch.base import plugins
 from mindtorch.engine.execute import local
+from mindtorch.engine.passes import optimizer as passes_optimizer
+from mindtorch.graph import ComputationGraph
+from mindtorch.graph import graph as graph_module
+from mindtorch.graph.parts import Call, Hole, Output, Reading
 from mindtorch.profile import Profiler
 
 LAZY = "remote_accelerator:0"
@@ -370,3 +378,107 @@ except Alarm:
     done = forked("-m", "mindtorch.cli.main", "profile", str(script), folder=tmp_path)
     assert "passed as it is" in done.stdout and done.returncode == 0, done.stdout + done.stderr
     assert "never" not in done.stdout.splitlines()
+
+
+def test_L10_a_graph_is_whole_wherever_a_handler_strikes() -> None:
+    """Struck before each line that adds a node: that node is there or it is not, and the others are as they were."""
+
+    def build(line: int | None) -> tuple[ComputationGraph, bool]:
+        graph, lines, struck = ComputationGraph(), itertools.count(), False
+
+        def strike(frame: Any, event: str, _: Any) -> Any:
+            if frame.f_code.co_filename != graph_module.__file__:
+                return None
+            if event == "line" and next(lines) == line:
+                raise Alarm
+            return strike
+
+        def add(n: int) -> None:
+            one = Output((n, 3), torch.float32, "cpu")
+            graph._append(
+                graph._intern_call(Call(f"aten::op{n}", (Hole(0), Hole(1)), {}, (one,))),
+                [(0, 0), (0, 0)],
+                graph._intern_module(f"m.layer{n}"),
+                graph._intern_place(("f.py", n, "forward")),
+                1,
+                readings=(None, Reading(0, (n, 3), (3, 1), torch.float32)),
+            )
+
+        graph._append(
+            graph._intern_call(Call("genie::data", (), {}, (Output((3,), torch.float32, "cpu"),))), (), kind=1
+        )
+        before = sys.gettrace()
+        for n in (1, 2, 3, 4):
+            if n == 3:
+                sys.settrace(strike)
+            try:
+                add(n)
+            except Alarm:
+                struck = True
+            finally:
+                sys.settrace(before)
+        return graph, struck
+
+    def described(graph: ComputationGraph) -> list[Any]:
+        assert len(graph.edges) == len(graph._source) == len(graph._output)
+        return [
+            (node.op, node.kind, node.inputs, node.readings, node.outputs, node.module, node.phase, node.location)
+            for node in graph.nodes
+        ]
+
+    whole = described(build(None)[0])
+    without = [node for node in whole if node[0] != "aten::op3"]
+    assert len(whole) == 5
+    lines = itertools.takewhile(lambda each: each[1], map(build, itertools.count()))
+    graphs = [described(graph) for graph, _ in lines]
+    assert (
+        len(graphs) > 20 and graphs.count(without) > 15 and graphs.count(whole) == len(graphs) - graphs.count(without)
+    )
+
+
+def test_L9_entry_points_are_looked_up_where_no_handler_runs(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """importlib suppresses every exception while it lists a folder; a handler's would be lost there."""
+    seen = []
+
+    def listed(*_: Any) -> list[str]:
+        seen.append(threading.current_thread() is threading.main_thread())
+        return []
+
+    monkeypatch.setattr(importlib.metadata.FastPath, "children", listed)
+    importlib.invalidate_caches()
+    monkeypatch.syspath_prepend(tmp_path)
+    plugins.names("mindtorch.executors")
+    plugins.offered("mindtorch.patterns", object, pytest.fail)
+    assert seen and not any(seen)
+
+
+def test_L9_what_struck_in_an_import_is_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python before 3.12 raises a RuntimeError because of it; so does what is planted here."""
+
+    class Struck:
+        def __set_name__(self, owner: type, name: str) -> None:
+            signal.raise_signal(signal.SIGALRM)
+
+    def forms(_: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            try:
+                type("Late", (), {"x": Struck()})
+            except Alarm as error:
+                raise RuntimeError("Error calling __set_name__") from error
+        return None
+
+    def strike(number: int, frame: Any) -> None:
+        raise Alarm("out of time")
+
+    before = signal.signal(signal.SIGALRM, strike)
+    left = 1
+    monkeypatch.setattr(passes_optimizer.Optimizer, "in_use", forms)
+    x = torch.ones(2, device=LAZY) + 1
+    try:
+        with pytest.raises(Alarm, match="out of time"):
+            x.tolist()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert left == 0 and x.tolist() == [2.0, 2.0]

@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
+import _thread
 import importlib.metadata
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from .._ext.signals import by_signal_handler
+from .threads import start_unwatched
 
 __all__ = ["load", "names", "offered"]
 
 T = TypeVar("T")
+
+
+def _entries(group: str) -> list[importlib.metadata.EntryPoint]:
+    """Entry points of `group`, looked up in a thread of its own: importlib suppresses what is raised while it lists a
+    folder, so also what a signal handler of the program's raises. Handlers run in the main thread alone.
+    """
+    found: list[importlib.metadata.EntryPoint] = []
+    failed: list[BaseException] = []
+
+    def look() -> None:
+        try:
+            found.extend(importlib.metadata.entry_points(group=group))
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the thread that asked
+            failed.append(error)
+        finally:
+            done.release()
+
+    # Not threading.Thread: where a handler raises in its start(), its own KeyError replaces what was raised.
+    done = _thread.allocate_lock()
+    done.acquire()
+    try:
+        start_unwatched(look, ())
+    except RuntimeError:  # no more threads, as while the interpreter shuts down
+        look()
+    done.acquire()
+    if failed:
+        raise failed[0]
+    return found
 
 
 def offered(group: str, kind: type[T], failed: Callable[[str, Exception], Any]) -> list[T]:
@@ -19,7 +49,7 @@ def offered(group: str, kind: type[T], failed: Callable[[str, Exception], Any]) 
     failed: gets the name of each entry point that gives none, and why.
     """
     found: list[T] = []
-    for entry in importlib.metadata.entry_points(group=group):
+    for entry in _entries(group):
         try:
             given = entry.load()
             if not isinstance(given, kind) or not getattr(given, "name", ""):
@@ -37,10 +67,10 @@ def offered(group: str, kind: type[T], failed: Callable[[str, Exception], Any]) 
 
 def names(group: str) -> list[str]:
     """The names of the entry points of `group`."""
-    return sorted({entry.name for entry in importlib.metadata.entry_points(group=group)})
+    return sorted({entry.name for entry in _entries(group)})
 
 
 def load(name: str, group: str) -> Any:
     """What ``package.module:Class`` names, or the entry point `name` of `group`."""
     found = importlib.metadata.EntryPoint(name, name, group) if ":" in name else None
-    return (found or next(iter(importlib.metadata.entry_points(group=group, name=name)))).load()
+    return (found or next(entry for entry in _entries(group) if entry.name == name)).load()

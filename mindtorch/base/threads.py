@@ -17,6 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .patching import Patches
 
+start_unwatched = _thread.start_new_thread  # for threads of ours, which are none of the program's
+
 _RAW = "_thread"  # what threads without a name are called
 
 

@@ -285,7 +285,9 @@ class ComputationGraph:
         kind: int = 0,
         readings: Sequence[Reading | None] = (),
     ) -> int:
-        node = len(self._call)
+        node = len(self)
+        if len(self._call) > node:
+            self._drop_rest()
         self._call.append(call)
         self._module.append(module)
         self._place.append(place)
@@ -295,24 +297,33 @@ class ComputationGraph:
         for source, output in sources:
             self._source.append(source)
             self._output.append(output)
-        self._first.append(len(self._source))
+        self._first.append(len(self._source))  # from here on there is this node
         return node
+
+    def _drop_rest(self) -> None:
+        """Of a node that a signal handler cut short: the program went on without it."""
+        for column in (self._call, self._module, self._place, self._phase, self._kind):
+            del column[len(self) :]
+        inputs = self._first[-1]
+        del self._source[inputs:], self._output[inputs:]
+        for position in [i for i in self._readings if i >= inputs]:
+            del self._readings[position]
 
     def _intern_call(self, call: Call) -> int:
         # By text: constants may be unhashable, and 1, 1.0 and True are equal but not the same call.
         key = (call.op, repr(call.args), repr(call.kwargs), call.outputs, call.overload)
         index = self._known_calls.get(key)
         if index is None:
-            index = self._known_calls[key] = len(self._calls)
-            self._calls.append(call)
+            self._calls.append(call)  # first: a signal handler may raise in between, here as below
+            index = self._known_calls[key] = len(self._calls) - 1
         return index
 
     def _intern_module(self, path: str, classes: tuple[str, ...] = ()) -> int:
         index = self._known_modules.get(path)
         if index is None:
-            index = self._known_modules[path] = len(self._modules)
             names = tuple(path.split("."))
             self._modules.append(Module(names, classes or ("",) * len(names)))
+            index = self._known_modules[path] = len(self._modules) - 1
         return index
 
     def _module_by_id(self, id: int) -> int:
@@ -333,8 +344,8 @@ class ComputationGraph:
     def _intern_place(self, place: tuple[str, int, str] | None) -> int:
         index = self._known_places.get(place)
         if index is None:
-            index = self._known_places[place] = len(self._places)
             self._places.append(place)
+            index = self._known_places[place] = len(self._places) - 1
         return index
 
     def _place_by_id(self, id: int) -> int:
@@ -346,7 +357,7 @@ class ComputationGraph:
     # ---- looking -----------------------------------------------------------------------------------------------------
     def __len__(self) -> int:
         """Number of nodes, inputs and parameters included."""
-        return len(self._call)
+        return len(self._first) - 1
 
     @property
     def nodes(self) -> Sequence[Node]:
@@ -356,7 +367,7 @@ class ComputationGraph:
     @property
     def edges(self) -> Sequence[Edge]:
         """One edge per tensor read, grouped by reader."""
-        return View(lambda: len(self._source), self._edge)
+        return View(lambda: self._first[-1], self._edge)
 
     def _edge(self, i: int) -> Edge:
         target = bisect_right(self._first, i) - 1
@@ -383,7 +394,7 @@ class ComputationGraph:
 
     def count(self, kind: str) -> int:
         """How many nodes are of ``kind`` (``op``, ``input``, ``parameter``)."""
-        return self._kind.count(KINDS.index(kind))
+        return self._kind.count(KINDS.index(kind), 0, len(self))
 
     def __repr__(self) -> str:
         ops = self.count("op")

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..._ext import context as _context
 from ..._ext import lazy as _core
-from ..._ext.signals import by_signal_handler
+from ..._ext.signals import error_of_handler
 from ...base.errors import MaterializationError
 from . import between
 
@@ -31,8 +31,8 @@ def run(tape: Any, executor: Any, segment: Any, reason: str) -> None:
     except MaterializationError:
         raise
     except Exception as error:
-        if by_signal_handler(error):
-            raise
+        if (own := error_of_handler(error)) is not None:
+            raise own  # noqa: B904 - the program's, which is not about what it interrupted
         if segment.next is None:
             raise MaterializationError.also(type(error))(f"{type(error).__name__}: {error}") from error
         raise failure(tape, segment.next, error) from error
