@@ -19,7 +19,7 @@ _waiting: dict[str, dict[Any, Callable[[Any], None]]] = {}
 
 @contextlib.contextmanager
 def without_collecting() -> Iterator[None]:
-    """What is imported stays: collections would go through all of torch again and again, and find nothing."""
+    """For code that makes many objects and no garbage, as imports do: each collection goes through all of torch."""
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -285,7 +285,7 @@ class ComputationGraph:
         kind: int = 0,
         readings: Sequence[Reading | None] = (),
     ) -> int:
-        node = len(self)
+        node = len(self._first) - 1
         if len(self._call) > node:
             self._drop_rest()
         self._call.append(call)

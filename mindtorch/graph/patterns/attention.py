@@ -89,10 +89,10 @@ def _check_fused(shapes: list[tuple[int, ...]], arguments: dict[str, Any]) -> Ch
 
     What a GPU's kernels of that function compute is theirs to prove.
     """
+    if math.prod(shapes[0][1:-1]) * shapes[1][-2] > 1 << 24:
+        raise CannotRun("more than 16,777,216 scores")
     generator = torch.Generator("cpu").manual_seed(0)
     q, k, v = (torch.randn(1, *shape[1:], generator=generator, device="cpu") for shape in shapes)
-    if q.numel() // max(q.shape[-1], 1) * k.shape[-2] > 1 << 24:
-        raise CannotRun("more than 16,777,216 scores")
     causal, scale = bool(arguments.get("is_causal")), arguments.get("scale")
     gqa = q.shape[-3] != k.shape[-3]
     found = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=gqa)

@@ -41,12 +41,14 @@ def _picks_rows(flow: Flow, node: int) -> bool:
 
 
 def _check_embedding(flow: Flow, node: int) -> Check:
-    """On a table of a thousand rows at most."""
+    """On a table of few rows, and few ids: each row is picked by itself."""
     table, ids = flow.inputs(node)
     rows, width = flow.shape(table)
+    shape = (*(min(n, 2) for n in flow.shape(ids)[:-1]), *(min(n, 64) for n in flow.shape(ids)[-1:]))
+    rows = min(rows, 64)
     values = {
-        table: torch.randn(min(rows, 1000), width, generator=torch.Generator("cpu").manual_seed(0), device="cpu"),
-        ids: torch.arange(math.prod(flow.shape(ids)), device="cpu").reshape(flow.shape(ids)) % min(rows, 1000),
+        table: torch.randn(rows, width, generator=torch.Generator("cpu").manual_seed(0), device="cpu"),
+        ids: torch.arange(math.prod(shape), device="cpu").reshape(shape) % rows,
     }
     run(flow.graph, {node}, values)
     if not agree(values[node, 0], values[table][values[ids]]):

@@ -14,6 +14,7 @@ from ..._ext.signals import by_signal_handler
 from ...base.plugins import offered
 from ..graph import ComputationGraph
 from .attention import Attention
+from .blocks import Blocks
 from .clipping import GradientClipping
 from .convolution import Convolution
 from .embedding import Embedding
@@ -113,14 +114,21 @@ def find_patterns(
     such a pattern has no instances.
     """
     known = {} if known is None else known
-    flows: dict[tuple[str, ...], Flow] = {}
+    flows: dict[tuple[str, ...], tuple[Flow, Blocks | None]] = {}
     taken: set[int] = set()
     found: list[Instance] = []
     for pattern in library() if patterns is None else patterns:
         of_it, nodes = [], set(taken)
-        flow = flows.get(pattern.phases) or flows.setdefault(pattern.phases, Flow(graph, pattern.phases))
+        if pattern.phases not in flows:
+            flow = Flow(graph, pattern.phases)
+            flows[pattern.phases] = flow, Blocks.of(flow)
+        flow, blocks = flows[pattern.phases]
+        if not flow.nodes:
+            continue
         try:
-            for instance in _instances(flow, pattern, known, nodes):
+            # Of a pattern of somebody else's nobody knows that it looks at a few layers only.
+            candidates = pattern.find(flow) if blocks is None or pattern not in _OWN else blocks.candidates(pattern)
+            for instance in _instances(flow, pattern, candidates, known, nodes):
                 of_it.append(instance)
                 if not instance.refused:
                     nodes |= instance.nodes
@@ -134,11 +142,13 @@ def find_patterns(
     return found
 
 
-def _instances(flow: Flow, pattern: Pattern, known: dict[Any, Any], taken: set[int]) -> Iterator[Instance]:
+def _instances(
+    flow: Flow, pattern: Pattern, candidates: Iterable[Found | tuple[int, str]], known: dict[Any, Any], taken: set[int]
+) -> Iterator[Instance]:
     """Of one pattern; `taken`: nodes that are part of another already, which grows by what this gives."""
     joined: dict[int, tuple[Any, ...]] = {}
     seen: dict[Any, tuple[int, int]] = {}  # the last ones outside of modules, by place: anchor, how many since a call
-    for candidate in pattern.find(flow):
+    for candidate in candidates:
         if isinstance(candidate, tuple):
             node, reason = candidate
             yield Instance(pattern.name, node, frozenset([node]), (), False, {}, reason)

@@ -43,7 +43,7 @@ class Flow:
     """Of one graph: its forward part, backward and optimizer left out; or what is of other phases."""
 
     def __init__(self, graph: ComputationGraph, phases: tuple[str, ...] = FORWARD) -> None:
-        self.graph = graph
+        self.graph, self.phases = graph, phases
         self.ops = [graph._calls[call].op for call in graph._call]
         forward = {number for number in set(graph._phase) if context.phase_name(number) in phases}
         self.nodes = [n for n, kind in enumerate(graph._kind) if not kind and graph._phase[n] in forward]
@@ -63,10 +63,10 @@ class Flow:
             self._within.update(dict.fromkeys((*parts.nodes, parts.products[0]), total))
 
     def __getitem__(self, node: int) -> Node:
-        return self.graph.nodes[node]
+        return Node(self.graph, node)
 
     def inputs(self, node: int) -> tuple[Source, ...]:
-        return self.graph.nodes[node].inputs
+        return Node(self.graph, node).inputs
 
     def shape(self, source: Source) -> tuple[int, ...]:
         return self[source[0]].outputs[source[1]].shape

@@ -27,6 +27,7 @@ from mindtorch._ext import lazy as _core
 from mindtorch.base.children import ChildWatch
 from mindtorch.base.clusters import Cluster
 from mindtorch.base.file_names import short_names
+from mindtorch.base.loading import without_collecting
 from mindtorch.base.words import counted
 from mindtorch.devices.lazy_device import place_of
 from mindtorch.engine import semantics
@@ -204,18 +205,13 @@ class Estimator(Run):
         self._end_stage(len(found.calls), "rest")
         if self.cluster is not None:
             self._communicate(found, self.cluster)
-        collects = gc.isenabled()
-        gc.disable()  # many small tuples, no garbage
-        try:
+        with without_collecting():
             self._forecast = self._predict(found)
             reads, self._ops_at = reading(found.calls), self._find_ops(found.calls)
             for stage in STAGES:  # the peaks that remain are those of the furthest: it is the one reported
                 if stage in self._stretches and stage != "rest":
                     self._sum_up(found, stage, reads)
             self._samples.name(calls, self._calls.name)
-        finally:
-            if collects:
-                gc.enable()
 
     def _predict(self, found: MemoryTimeline) -> Forecast | None:
         """The times of all distinct calls."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mindtorch._ext import context, location
+from mindtorch.base.loading import without_collecting
 from mindtorch.engine.semantics import generation, modules, phases
 from mindtorch.engine.semantics.owners import first_parameter
 from mindtorch.profile.measure import peak
@@ -145,7 +146,8 @@ class Run:
         """The report as a plain dict (see `build_report`); `facts` replace top-level entries, as ``command=[...]``."""
         from mindtorch.profile.report.build import build_report  # with all patterns: a run of nothing needs none
 
-        return build_report(self.recording(), **facts)
+        with without_collecting():
+            return build_report(self.recording(), **facts)
 
     def _parameters(self) -> Parameters:
         called = [stage for name, stage in self.stages.items() if name in ("warmup", "main")] if self._announced else []

@@ -93,24 +93,25 @@ class Labels:
                 self.verified[instance.pattern].append(instance.verified)
                 self.places[label].add(_around(graph, instance, keys_of, names))
             cores = {node for instance in instances for node in instance.core}
-            anchors, differentiated = {instance.anchor for instance in instances}, _differentiated(graph)
             own: Counter[tuple[str, Key]] = Counter()
-            by_steps = self._count_steps(sample, instances, labels)
+            differentiated = _differentiated(graph)
+            anchors = {instance.anchor for instance in instances} - self._count_steps(sample, instances, labels)
             here: Counter[Key] = Counter()
             for node, keys in keys_of.items():
                 if graph._phase[node] == _BACKWARD or node in silent:
                     continue  # of these, the rows are told by what ran forward, or by another graph
                 label_ = labels.get(node)
                 pattern = "" if label_ is None else label_.pattern
-                for key in _also_elsewhere(keys):
+                everywhere = _also_elsewhere(keys)
+                for key in everywhere:
                     self.of[key][pattern] += 1
                     if key[1] is _ANYWHERE:
                         continue
                     if node in differentiated and key[0]:
                         for op in (_PRODUCT if key[2] in PRODUCTS else key[2], _ANY):
                             self.in_module[key[0], op][pattern] += 1
-                here.update(_also_elsewhere(keys))
-                if node in anchors - by_steps:
+                here.update(everywhere)
+                if node in anchors:
                     for key in _also_elsewhere([_main(keys, graph._calls[graph._call[node]].op)]):
                         own[pattern, key] += 1
                         self.at[pattern, key].add(label_.place if label_ else -1)
@@ -279,13 +280,14 @@ def pattern_rows(
     for row in rows:
         op = seen.op_name(row.sig)
         patterns = labels.patterns(row, op) if row.sig else _NONE
+        total = patterns.total()
         if "" in patterns and (not row.sig or seen.ops[row.sig].category == "view"):  # type: ignore[union-attr]
             between.append(row)
             continue
         much = row.calls * (1.0 if forecast is None else forecast.host(row.sig, row.phase))
         key = labels.key(row, op)
         for pattern, times in patterns.items():
-            part = Fraction(times, patterns.total())
+            part = 1 if times == total else Fraction(times, total)
             called[row[MODULE : PHASE + 1]][pattern] += much * part
             if not pattern:
                 continue
