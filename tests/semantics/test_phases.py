@@ -212,6 +212,21 @@ def test_L12_a_step_that_raises_has_ended(tracked):
         assert other.step(within) == "other" and phase() == "other"
 
 
+def test_L12_a_step_ends_whatever_stood_in_its_place_before(tracked):
+    class Mine(torch.optim.SGD):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    net, own = torch.nn.Linear(2, 1), Mine.step
+    Mine.step = lambda self, closure=None: own(self, closure)
+    Mine(net.parameters())
+    Mine.step = own
+    optimizer = Mine(net.parameters())
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(lambda: 1 / 0)
+    assert phase() == "other"
+
+
 class Around(torch.optim.Optimizer):
     """Stands around another optimizer, as Opacus' and Accelerate's do: ``Optimizer.__init__`` is never called."""
 

@@ -183,8 +183,9 @@ def _hook_steps(self: torch.optim.Optimizer) -> None:
 
 
 def _wrap_step(kind: Any) -> None:
-    step = vars(kind).get("step")
-    if kind in _steps or not callable(step):
+    step, held = vars(kind).get("step"), _steps.get(kind)
+    # Held, and another one there: an estimate has ended, which had put its own in the place of the class's.
+    if not callable(step) or (held is not None and getattr(step, "__wrapped__", None) is held):
         return
     if getattr(step, "hooked", False):
         _steps[kind] = step
