@@ -23,6 +23,7 @@ from ...base.strides import contiguous, extent
 from ..execute import local, triggers
 from ..execute.machine import Machine
 from ..execute.mapped_files import file_of
+from ..execute.values import is_awaited, meanwhile
 from ..record.arguments import quiet, tensors_in
 from . import functions
 from .contents import Contents, digest_of
@@ -34,7 +35,7 @@ from .mirrors import META, Mirrors, as_bytes, view
 from .one_thread import one_thread_at_a_time
 from .reads import Reads, plain_bytes
 from .replies import NEW_STORAGES, check_run
-from .small_values import UNASKED, Known
+from .small_values import Known, comes_unasked
 from .told import Told
 from .wire import HERE, Reference, WireError, dumps
 from .worker import ERRORS
@@ -68,7 +69,7 @@ class RemoteExecutor(Session, Homes):
         self._expected: set[int] = set()  # storages that will come unasked, and have not been written since
         self._small: list[int] = []  # storages that the next message may make, and that are to come unasked
         self._alive = self._mirrors.alive
-        self._reads = Reads(self, self._mirrors, self._known, self._failures)
+        self._reads = Reads(self, self._mirrors, self._known, self._failures, self._arrive)
 
     def start(self) -> None:
         """Let a worker begin which otherwise does so with the first message, and return."""
@@ -108,6 +109,18 @@ class RemoteExecutor(Session, Homes):
 
     def begin(self) -> None:
         self._send_on()
+
+    def _meanwhile(self) -> None:
+        if self.ahead:
+            meanwhile()
+
+    def _arrive(self, number: int) -> None:
+        """Take in the replies up to the one with which a storage's contents come unasked, if there is one."""
+        with self._lock:
+            while number in self._expected and len(self._line) > 1:
+                failed = self._oldest(every=False)
+                if failed is not None:
+                    raise failed
 
     def machine(self, index: int = 0) -> Machine:
         found = Machine(*self._question("machine"))
@@ -227,7 +240,15 @@ class RemoteExecutor(Session, Homes):
             self._mirrors.copies.pop(number, None)
             self._expected.discard(number)
             self._contents.forget(number)
-        self._known.run(encoded, whole, list(numbers[: len(encoded.given)]), written, base)
+        given = list(numbers[: len(encoded.given)])
+        if (
+            is_awaited()
+            and self._known.computes(encoded, whole)
+            and all(n in self._known or n in self._expected for n in given)
+        ):
+            for number in given:  # their reply would come before that to the question of the read
+                self._arrive(number)
+        self._known.run(encoded, whole, given, written, base)
         made = self._made(encoded, base)
         views = [(slot, k, weakref.ref(made[slot])) for slot, _, k, *_ in encoded.kept[encoded.n_own :]]
 
@@ -258,6 +279,7 @@ class RemoteExecutor(Session, Homes):
             self._lineage.drop()  # times are never the same
         settings = self._news("run")
         request = ("run", plan, base, positions, values, timed)
+        self._line[-1].writes |= bool(encoded.written)
         segment.settle(made, self._line[-1].requests, [*settings, (request, answer)])
         self._told_settings(settings)
         self._grown(32 + len(positions) + len(values))
@@ -282,7 +304,7 @@ class RemoteExecutor(Session, Homes):
                         made.set_(whole.untyped_storage(), offset, sizes, strides)
                     number = base + ordinal
                     self._mirrors.number(made, number)
-                    if made.untyped_storage().nbytes() <= UNASKED and number not in self._known:
+                    if comes_unasked(made) and number not in self._known:
                         self._small.append(number)
                     storages[slot] = made.untyped_storage()
                 mirrors[slot] = _core.set_view_bits(made, bits)

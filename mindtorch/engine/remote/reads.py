@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,12 +23,17 @@ _AHEAD = 64 << 20  # bytes of storages that come along with one that is read
 
 
 class Reads:
-    """Brings values here by one message, or by none where they are known. failures: the kept ones, by number."""
+    """Brings values here by one message, or by none where they are known.
+
+    failures: the kept ones, by number. arrive: waits until what comes of a storage unasked, if anything, is known.
+    """
 
     def __init__(
-        self, session: Session, mirrors: Mirrors, known: Known, failures: Mapping[int, MaterializationError]
-    ) -> None:
+        self, session: Session, mirrors: Mirrors, known: Known, failures: Mapping[int, MaterializationError],
+        arrive: Callable[[int], None],
+    ) -> None:  # fmt: skip
         self._session, self._mirrors, self._known, self._failures = session, mirrors, known, failures
+        self._arrive = arrive
         self._so_far, self._patience = 0, 1  # messages with reads alone, so far, and until more comes along
         self._ahead: dict[int, torch.UntypedStorage] = {}  # what came along, by number
         self._used: set[int] = set()  # numbers of those that have been read
@@ -41,6 +46,8 @@ class Reads:
     def elements(self, described: Sequence[tuple]) -> list[torch.Tensor]:
         """These values, with no more than their elements."""
         found: dict[int, tuple] = {}
+        for number, *_ in described:
+            self._arrive(number)
         copies = {each[0]: self._copy(each[0]) for each in described}
         asked = [each[0] for each in described if each[0] not in self._known and copies[each[0]] is None]
         for k, each in enumerate(described):
@@ -77,6 +84,7 @@ class Reads:
         held: dict[int, torch.UntypedStorage] = {}
         answers: dict[int, tuple] = {}
         for number in numbers:
+            self._arrive(number)
             copy = self._copy(number)
             if copy is not None:
                 held[number] = copy

@@ -9,16 +9,27 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ..._ext.encoder import Encoded
 from ..record.arguments import quiet
 from .told import Told
 from .worker import Worker
 
-__all__ = ["UNASKED", "Known"]
+__all__ = ["Known", "comes_unasked"]
 
-UNASKED = 64  # bytes of a storage that a worker sends unasked
+_UNASKED = 64  # bytes of a storage that a worker sends unasked
 _MOST = 4096  # … of one that is known
 _CALCULATED = 1 << 16  # bytes of all outputs of a segment that is run here
+
+
+def comes_unasked(mirror: torch.Tensor) -> bool:
+    """Is a new value little enough for the worker to send it unasked?
+
+    Of integers and booleans more than of floats: what a program decides by, such as tokens, follows from them.
+    """
+    computed = mirror.dtype.is_floating_point or mirror.dtype.is_complex
+    return mirror.untyped_storage().nbytes() <= (_UNASKED if computed else _MOST)
 
 
 class Known:
@@ -63,10 +74,14 @@ class Known:
             with quiet():
                 self._worker.copy(number, source)
 
+    def computes(self, encoded: Encoded, whole: bool) -> bool:
+        """Is a segment run here, too, if all that it is given is known? whole: of integers and booleans only."""
+        return whole and encoded.nbytes <= _CALCULATED
+
     def run(self, encoded: Encoded, whole: bool, given: list[int], written: list[int], base: int) -> None:
         """A segment is going to run, whose ``given`` tensors are on these storages: run it here as well if that is
         little; else forget what it writes."""
-        if not (whole and encoded.nbytes <= _CALCULATED and all(number in self for number in given)):
+        if not (self.computes(encoded, whole) and all(number in self for number in given)):
             for number in written:
                 self.forget(number)
             return
