@@ -181,6 +181,7 @@ class RemoteExecutor(Session, Homes):
         self._died(number)
 
     def _died(self, number: int) -> None:
+        self._reads.forget(number)
         self._known.forget(number)
         self._contents.forget(number)
 
@@ -213,7 +214,8 @@ class RemoteExecutor(Session, Homes):
         if self.settle_here is not None:
             mirrors = self.settle_here([mirror for mirror, _root in encoded.given])
             encoded.given[:] = zip(mirrors, [root for _mirror, root in encoded.given])
-        self._reads.are_over()
+        if encoded.written or encoded.n_own:  # else it makes views of what there is
+            self._reads.are_over()
         try:
             self._submit(segment, encoded)
         except WireError:

@@ -20,6 +20,7 @@ from .wire import WireError
 __all__ = ["Reads", "plain_bytes"]
 
 _AHEAD = 64 << 20  # bytes of storages that come along with one that is read
+_KEPT = 512 << 20  # bytes of storages that are kept for another read, while nothing but reads happens
 
 
 class Reads:
@@ -37,6 +38,9 @@ class Reads:
         self._so_far, self._patience = 0, 1  # messages with reads alone, so far, and until more comes along
         self._ahead: dict[int, torch.UntypedStorage] = {}  # what came along, by number
         self._used: set[int] = set()  # numbers of those that have been read
+        # What saves a model asks for its storages again and again: to see which are shared, for sizes, for contents.
+        self._kept: dict[int, bytes] = {}
+        self._room = _KEPT
 
     def whole(self, described: Sequence[tuple]) -> list[torch.Tensor]:
         """These values, as `Mirrors.describe` names them, on copies of their storages."""
@@ -90,6 +94,8 @@ class Reads:
                 held[number] = copy
             elif number in self._known:
                 answers[number] = "bytes", self._known.storage(number)
+            elif number in self._kept:
+                answers[number] = "bytes", self._kept[number]
             else:
                 self._session._ask("storage", number, answer=functools.partial(answers.__setitem__, number))
         asked = [number for number in numbers if number not in held and number not in answers]
@@ -99,13 +105,28 @@ class Reads:
         for number, (kind, found) in answers.items():
             if kind == "failed":
                 raise again(self._failures[found])
+            self._keep(number, found)
             held[number] = self.copied(number, found)
         return held
+
+    def _keep(self, number: int, data: bytes) -> None:
+        if number in self._kept or number in self._known or len(data) > _KEPT:
+            return
+        self._kept[number] = data
+        self._room -= len(data)
+        while self._room < 0:
+            self.forget(next(iter(self._kept)))
+
+    def forget(self, number: int) -> None:
+        """A storage's contents are others, or nobody can name it any more."""
+        self._room += len(self._kept.pop(number, b""))
 
     def _copy(self, number: int) -> Any:
         """The copy of a storage that is still alive here, or None."""
         reference = self._mirrors.copies.get(number)
         storage = None if reference is None else reference()
+        if storage is None and number in self._kept:
+            return self.copied(number, self._kept[number])
         if storage is not None and self._ahead.get(number) is storage:
             self._used.add(number)
         return storage
@@ -127,7 +148,7 @@ class Reads:
         self._used.clear()
         self._ahead.clear()
         for number, nbytes in list(self._mirrors.alive.items()):  # other threads' tensors die
-            if number <= asked[-1] or number in self._known or number in self._mirrors.copies:
+            if number <= asked[-1] or number in self._known or number in self._kept or number in self._mirrors.copies:
                 continue
             room -= nbytes
             if room < 0:
@@ -137,6 +158,7 @@ class Reads:
     def _came_along(self, number: int, answer: tuple) -> None:
         kind, found = answer
         if kind == "bytes" and number in self._mirrors.alive:
+            self._keep(number, found)
             self._ahead[number] = self.copied(number, found)
 
     def are_over(self) -> None:
@@ -144,7 +166,8 @@ class Reads:
         if self._ahead:
             self._patience = 1 if 2 * len(self._used) >= len(self._ahead) else min(2 * self._patience, 1 << 20)
             self._ahead.clear()
-        self._so_far = 0
+        self._so_far, self._room = 0, _KEPT
+        self._kept.clear()
 
 
 def plain_bytes(data: bytes) -> torch.Tensor:
