@@ -11,7 +11,10 @@ import torch
 from torch import nn
 
 import mindtorch
+from mindtorch.engine.remote import reads
 from mindtorch.engine.remote.loopback import LoopbackExecutor
+
+from ..executors import using
 
 LAZY = "remote_accelerator:0"
 Same = Callable[..., None]
@@ -234,6 +237,78 @@ def test_R1_what_is_read_ahead_is_not_what_was_there_before_a_write(loopback: Lo
             t.add_(1)
         assert [t.cpu()[0, 0].item() for t in tensors[:2]] == [1 + _, 2 + _]
     assert loopback.stats["bytes_down"] - before < 10 * 2 * 6400 * 2
+
+
+def saved(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As safetensors and transformers save it: they look which storages are shared, and for sizes, more than once."""
+    for _ in range(3):
+        shared = {(t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) for t in state.values()}
+    assert len(shared) == len(state)
+    return {name: torch.from_numpy(t.detach().cpu().numpy()) for name, t in state.items()}
+
+
+def test_R1_a_model_that_is_saved_crosses_once(loopback: LoopbackExecutor) -> None:
+    net = nn.Sequential(*(nn.Linear(40, 40) for _ in range(8))).to(LAZY)
+    optimizer = torch.optim.SGD(net.parameters(), 0.5)
+    size = sum(p.numel() * 4 for p in net.parameters())
+    for step in range(3):
+        net(torch.full((2, 40), step + 1.0).to(LAZY)).square().mean().backward()
+        optimizer.step()
+        with counted(loopback) as count:
+            got = saved(net.state_dict())
+        assert count["waits"] <= 6 and count["bytes_down"] < 2.5 * size, count  # gradients come along
+        assert all(torch.equal(got[name], p.detach().to("cpu")) for name, p in net.named_parameters())
+
+
+def test_R1_a_storage_that_the_program_has_goes_to_another_worker(loopback: LoopbackExecutor) -> None:
+    """Its address is where the program may think that it is, and nothing is there."""
+    t = torch.arange(100.0).to(LAZY) + 1
+    held = t.untyped_storage()
+    assert held.data_ptr() == t.data_ptr() != torch.UntypedStorage.data_ptr(held)
+    with using(LoopbackExecutor()):
+        assert (t * 2).tolist() == [2.0 * n for n in range(1, 101)]
+
+
+def test_R1_what_is_kept_of_storages_is_bounded_and_follows_writes(
+    loopback: LoopbackExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reads, "_KEPT", 4 * 6400)
+    tensors = [torch.full((40, 40), float(n)).to(LAZY) for n in range(6)]
+    mindtorch.flush("test")
+    loopback._reads.are_over()
+    for _ in range(2):
+        for n, t in enumerate(tensors):
+            assert t.untyped_storage().nbytes() == 6400 and t.cpu()[3, 3] == n
+            kept = loopback._reads._kept
+            assert sum(map(len, kept.values())) == 4 * 6400 - loopback._reads._room <= 4 * 6400
+    del tensors[3]
+    views = [t.view(-1)[5:7] for t in tensors]  # a view changes nothing
+    assert [v.tolist()[0] for v in views] == [0, 1, 2, 4, 5] and loopback._reads._kept
+    tensors[4].view(-1)[5] = 9
+    assert [v.tolist()[0] for v in views] == [0, 1, 2, 4, 9]
+    tensors[0].untyped_storage()
+    tensors[1] + 1
+    (tensors[1] + 1).sum().item()
+    assert not loopback._reads._kept and loopback._reads._room == 4 * 6400
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
+def test_R1_whether_a_loss_is_finite_follows_from_what_came(dtype: torch.dtype, loopback: LoopbackExecutor) -> None:
+    x = torch.rand(100).to(LAZY)
+    for value, tests in (
+        (2.5, [False, False, True]),
+        (torch.inf, [False, True, False]),
+        (torch.nan, [True, False, False]),
+    ):
+        loss = (x.sum() * 0 + value).to(dtype)
+        loss.real.item()
+        with counted(loopback) as count:
+            found = [bool(test(loss.detach())) for test in (torch.isnan, torch.isinf, torch.isfinite)]
+            assert found == tests and bool(loss.abs().isnan()) == tests[0]
+        assert count["waits"] == 0 and count["messages"] <= 1, count
+        with counted(loopback) as count:
+            (loss + 1).isnan().item()  # a sum is rounded: only the worker computes it
+        assert count["waits"] == 1, count
 
 
 def test_R1_few_plans_for_tokens_that_are_decoded(loopback: LoopbackExecutor, same_as_eager: Same) -> None:

@@ -216,4 +216,4 @@ def why_not(name: str) -> str:
 def _bytes_of(storage: torch.UntypedStorage) -> Any:
     """The bytes of a storage of the CPU, not copied."""
     n = storage.nbytes()
-    return memoryview((ctypes.c_char * n).from_address(storage.data_ptr())) if n else b""
+    return memoryview((ctypes.c_char * n).from_address(torch.UntypedStorage.data_ptr(storage))) if n else b""

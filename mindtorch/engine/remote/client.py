@@ -229,7 +229,7 @@ class RemoteExecutor(Session, Homes):
             raise
 
     def _submit(self, segment: Any, encoded: Encoded) -> None:
-        plan, whole = self._told.plan(encoded)
+        plan, exact = self._told.plan(encoded)
         self.stats["plans"] = self._told.plans
         base = self._mirrors.fresh(encoded.n_outputs)
         numbers = memoryview(encoded.numbers).cast("q")
@@ -245,12 +245,12 @@ class RemoteExecutor(Session, Homes):
         given = list(numbers[: len(encoded.given)])
         if (
             is_awaited()
-            and self._known.computes(encoded, whole)
+            and self._known.computes(encoded, exact)
             and all(n in self._known or n in self._expected for n in given)
         ):
             for number in given:  # their reply would come before that to the question of the read
                 self._arrive(number)
-        self._known.run(encoded, whole, given, written, base)
+        self._known.run(encoded, exact, given, written, base)
         made = self._made(encoded, base)
         views = [(slot, k, weakref.ref(made[slot])) for slot, _, k, *_ in encoded.kept[encoded.n_own :]]
 

@@ -78,5 +78,6 @@ def _mirror_again(executor: RemoteExecutor, back: dict[int, Any], homes: dict[in
 
 def bytes_of(storage: torch.UntypedStorage) -> bytes:
     """What is in a storage of this process."""
-    # Not by numpy: a storage that it has looked at cannot be resized any more.
-    return ctypes.string_at(storage.data_ptr(), storage.nbytes()) if storage.nbytes() else b""
+    # Not by numpy: a storage that it has looked at cannot be resized any more. Nor by an attribute of the object: that of
+    # a copy which the program has got says where what it is a copy of is (`LazyTensor.untyped_storage`).
+    return ctypes.string_at(torch.UntypedStorage.data_ptr(storage), storage.nbytes()) if storage.nbytes() else b""

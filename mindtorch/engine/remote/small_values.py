@@ -1,8 +1,8 @@
 """Small values that the program's side knows without asking (SPEC R1).
 
 It has uploaded them, or the worker has sent them unasked, or they follow from such: segments of integers and booleans
-that are known run here, too, on a worker of this process. (Floats do not: another machine's kernels may round them in
-another way.) The stop test of a loop over tokens needs no message then.
+that are known run here, too, on a worker of this process, and tests whether floats are finite. (No other computation on
+floats: another machine's kernels may round them in another way.) The stop test of a loop over tokens needs no message.
 """
 
 from __future__ import annotations
@@ -74,18 +74,18 @@ class Known:
             with quiet():
                 self._worker.copy(number, source)
 
-    def computes(self, encoded: Encoded, whole: bool) -> bool:
-        """Is a segment run here, too, if all that it is given is known? whole: of integers and booleans only."""
-        return whole and encoded.nbytes <= _CALCULATED
+    def computes(self, encoded: Encoded, exact: bool) -> bool:
+        """Is a segment run here, too, if all that it is given is known? exact: it gives the same on every machine."""
+        return exact and encoded.nbytes <= _CALCULATED
 
-    def run(self, encoded: Encoded, whole: bool, given: list[int], written: list[int], base: int) -> None:
+    def run(self, encoded: Encoded, exact: bool, given: list[int], written: list[int], base: int) -> None:
         """A segment is going to run, whose ``given`` tensors are on these storages: run it here as well if that is
         little; else forget what it writes."""
-        if not (self.computes(encoded, whole) and all(number in self for number in given)):
+        if not (self.computes(encoded, exact) and all(number in self for number in given)):
             for number in written:
                 self.forget(number)
             return
-        plan, _whole = self._told.plan(encoded)
+        plan, _exact = self._told.plan(encoded)
         failures, *_ = self._worker.run(plan, base, *self._told.changes(encoded), False)
         if failures:  # the worker tells it, as what it is
             self._worker.seen(max(number for _k, number, *_ in failures))

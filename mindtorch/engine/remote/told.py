@@ -6,23 +6,36 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..._ext.encoder import Encoded
-from .definitions import definition
+from .definitions import Definition, definition
 
 __all__ = ["Told"]
 
 _MOST = 64 << 20  # bytes of plans beyond which they are all forgotten
 
+#: Of floats, these give the same on every machine, as views of them do: nothing is rounded.
+_EXACT = frozenset({"abs", "isfinite", "isinf", "isnan"})
+
 
 class _Plan:
     """A segment that the worker knows by ``number``, and the numbers that it had when it last ran.
 
-    whole: are all its values integers and booleans, and none of them drawn?
+    exact: does it give the same on every machine: integers and booleans, none of them drawn, and what is `_EXACT`?
     """
 
-    def __init__(self, number: int, numbers: Any, whole: bool) -> None:
-        self.number, self.numbers, self.whole = number, numbers, whole
+    def __init__(self, number: int, numbers: Any, exact: bool) -> None:
+        self.number, self.numbers, self.exact = number, numbers, exact
+
+
+def _is_float(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _is_exact(function: str) -> bool:
+    """By a name such as ``torch.isnan`` or ``aten::isnan.default``."""
+    return not _EXACT.isdisjoint(function.replace("::", ".").split("."))
 
 
 class Told:
@@ -31,16 +44,16 @@ class Told:
     def __init__(self, ask: Callable[..., Any]) -> None:
         self._ask = ask
         self._plans: dict[bytes, _Plan] = {}  # by the structure of a segment (see mindtorch._ext.encoder)
-        self._definitions: dict[bytes, tuple[int, bool]] = {}  # calls in them, by their part of it: number, `whole`
+        self._definitions: dict[bytes, tuple[int, Definition]] = {}  # calls in them by their part of it, with a number
         self._nbytes = 0
         self.plans = 0  # told in all
 
     def plan(self, encoded: Encoded) -> tuple[int, bool]:
-        """Number of the plan, and whether all its values are integers and booleans."""
+        """Number of the plan, and whether it gives the same on every machine."""
         plan = self._plans.get(encoded.structure)
         if plan is None or self._nbytes > _MOST:
             plan = self._tell(encoded)
-        return plan.number, plan.whole
+        return plan.number, plan.exact
 
     def changes(self, encoded: Encoded) -> tuple[bytes, bytes]:
         """Which of the plan's numbers are others than when this was last asked, and what they are now."""
@@ -60,29 +73,30 @@ class Told:
             self._plans.clear()
             self._definitions.clear()
             self._nbytes = 0
-        new: dict[bytes, tuple[int, bool]] = {}
-        definitions: list[tuple] = []
-        records = []
+        new: dict[bytes, tuple[int, Definition]] = {}
+        records: list[tuple] = []
         given = encoded.begins()
-        whole = not any(dtype.is_floating_point or dtype.is_complex for dtype, *_ in given)
+        computed: list[bool] = []  # of each output: is it a float?
+        exact = True
         for k in range(len(encoded)):
             call = encoded.call(k)
             known = self._definitions.get(call) or new.get(call)
             if known is None:
-                made = definition(encoded.origin(k)[1])
-                drawn = made.random >= 0 or any(d.is_floating_point or d.is_complex for d, *_ in made.predicted)
-                known = new[call] = len(self._definitions) + len(new), not drawn
-                definitions.append(tuple(made))
-            number, calculates = known
-            whole = whole and calculates
-            records.append((number, encoded.grad(k), *encoded.inputs(k)))
+                known = new[call] = len(self._definitions) + len(new), definition(encoded.origin(k)[1])
+            number, made = known
+            inputs = encoded.inputs(k)
+            reads = any(computed[n // 2] if n % 2 else _is_float(given[n // 2][0]) for n in inputs)
+            gives = [_is_float(dtype) for dtype, *_ in made.predicted]
+            computed += gives
+            exact &= made.random < 0 and (not (reads or any(gives)) or made.view or _is_exact(made.function))
+            records.append((number, encoded.grad(k), *inputs))
         staying = [ordinal for _slot, _root, ordinal, _meta, _bits in encoded.kept[: encoded.n_own]]
         if new:
             self._definitions.update(new)
-            self._ask("define", definitions, nbytes=128 * len(new))
+            self._ask("define", [tuple(made) for _number, made in new.values()], nbytes=128 * len(new))
         self._ask("plan", records, given, staying, nbytes=32 * len(records))
         self.plans += 1
         self._nbytes += len(encoded.structure) + len(encoded.numbers)
-        plan = _Plan(len(self._plans), np.zeros(len(encoded.numbers) // 8, np.int64), whole)
+        plan = _Plan(len(self._plans), np.zeros(len(encoded.numbers) // 8, np.int64), exact)
         self._plans[encoded.structure] = plan
         return plan
