@@ -25,6 +25,7 @@ Examples:
   genie run --executor pipe -m pkg.train   a module, computed by a child process
   genie run --map cuda train.py            cuda means remote_accelerator
   genie run --device remote_accelerator:1 train.py
+  genie run --executor pipe --explain train.py                which lines wait
   genie run --executor pipe --workers 3 --map cuda train.py   too large for one
 """
 
@@ -51,6 +52,7 @@ Examples:
     help="With --executor ray or pipe: remote_accelerator:0 to N-1. A model too large for 0 is divided among all.",
 )
 @click.option("--plan", is_flag=True, help="Show how the program's model is divided among the workers, and stop.")
+@click.option("--explain", is_flag=True, help="At the end, list the lines that waited for values of the executor.")
 @click.option("-m", "as_module", is_flag=True, help="PROGRAM is a module, as in python -m PROGRAM.")
 @click.argument("argument", metavar="PROGRAM")
 @click.argument("script_args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
@@ -63,6 +65,7 @@ def command(
     address: str | None,
     workers: int | None,
     plan: bool,
+    explain: bool,
     as_module: bool,
 ) -> int:
     """Run PROGRAM, a script or a module (-m), as python would, but on remote_accelerator.
@@ -87,7 +90,10 @@ def command(
             _plan_the_rest()
         else:
             _say_where_it_ran()
-            _say_what_it_waited_for(seconds)
+            if explain:
+                _explain(seconds)
+            else:
+                _say_what_it_waited_for(seconds)
     finally:
         ends = click.get_current_context().find_root().obj == ENDS_WITH_THE_COMMAND
         if not ends:
@@ -142,24 +148,33 @@ def _say_where_it_ran() -> None:
 def _say_what_it_waited_for(seconds: float) -> None:
     """One line, where another process computed, and the program spent most of its time with many reads."""
     from mindtorch.base import config
-    from mindtorch.base.file_names import short_names
     from mindtorch.base.words import counted
     from mindtorch.engine.execute import counters, triggers
 
+    from .waits_table import line_of
+
     places = triggers.waits()
-    reads, waited = sum(row[1] for row in places), sum(row[2] for row in places)
+    reads, waited = sum(row.reads for row in places), sum(row.seconds for row in places)
     if config.executor() in ("local", "loopback") or reads < _MANY_READS or waited < seconds / 2:
         return
-    (where, count, there), at = places[0], "unknown lines"
-    if where is not None:
-        at = f"{short_names([where[0]])[where[0]]}:{where[1]}"
+    most = places[0]
     operations = round(counters.stats()["ops_executed"] / reads)
     click.echo(
-        f"genie run: {reads:,} reads of values took {waited:.1f} s of {seconds:.1f} s, {count:,} of them at {at} "
-        f"({there:.1f} s): each waits for the executor, on average for {counted(operations, 'operation')}; fewer "
-        "reads of larger tensors wait less",
+        f"genie run: {reads:,} reads of values took {waited:.1f} s of {seconds:.1f} s, {most.reads:,} of them at "
+        f"{line_of(most)} ({most.seconds:.1f} s): each waits for the executor, on average for "
+        f"{counted(operations, 'operation')}; fewer reads of larger tensors wait less; --explain lists the lines",
         err=True,
     )
+
+
+def _explain(seconds: float) -> None:
+    """Where the program waited, a line each, on standard error, where its own output is not."""
+    from mindtorch.engine.execute import triggers
+
+    from .waits_table import lines
+
+    for line in lines(triggers.waits(), seconds):
+        click.echo(line, err=True)
 
 
 def _index(name: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import mindtorch
 from mindtorch.base.errors import UsageError
 from mindtorch.engine.execute import triggers
 from mindtorch.engine.execute.machine import Machine
+from mindtorch.engine.execute.triggers import Waits
 from mindtorch.patch.cuda_names import cuda_is_ours
 from tests.executors import using
 
@@ -215,6 +217,43 @@ def test_C9_a_program_that_only_waits_for_values_is_told_where(runs, whole) -> N
     assert ", 1,200 of them at script.py:6 (" in slow.err and "on average for 1 operation; fewer" in slow.err
 
 
+EXPLAINED = """
+    import torch
+    x = torch.zeros(100)
+    for k in range(6):
+        loss, norm = x.cos().sum(), x.sin().sum()
+        print(loss.item(), end=" ")
+        if torch.isnan(loss):
+            print(norm.item())
+        x = x + 1
+    print(norm.item())
+"""
+
+
+def test_C9_the_lines_that_wait_are_listed(runs) -> None:
+    plain = runs.run(sys.executable, runs.write(EXPLAINED))
+    ran = runs.run(*runs.GENIE, "--executor", "pipe", "--explain", runs.write(EXPLAINED))
+    said, head, *rows = ran.err.splitlines()
+    assert ran.out == plain.out and ran.code == 0
+    assert re.fullmatch(r"genie run: 13 reads of values took \S+ \S+ of \S+ \S+ and waited for the replies to 6 "
+                        r"messages; by line:", said)  # fmt: skip
+    assert head.split() == ["reads", "messages", "time", "a", "message", "line"]
+    by_line = {row.split()[-1]: row.split()[:2] for row in rows}
+    assert by_line == {"script.py:6": ["6", "6"], "script.py:7": ["6", "0"], "script.py:10": ["1", "0"]}
+
+
+def test_C9_the_longest_waits_come_first_and_the_rest_is_summed_up() -> None:
+    from mindtorch.cli.waits_table import lines
+
+    rows = [Waits(("/a/train.py", n), 10, n % 2, 0.25) for n in range(1, 23)] + [Waits(None, 1, 1, 0.5)]
+    said, _, *listed = lines(rows, 60.0)
+    assert said.startswith("genie run: 221 reads of values took 6.00 s of 60.0 s and waited for the replies to 12 mes")
+    assert len(listed) == 21 and listed[0].split() == ["10", "1", "250", "ms", "250", "ms", "train.py:1"]
+    assert listed[1].split() == ["10", "0", "250", "ms", "-", "train.py:2"]
+    assert listed[-1].split() == ["21", "2", "1.00", "s", "3", "other", "lines"]
+    assert lines([], 1.0) == ["genie run: the program read no value that another process computed: it waited for none"]
+
+
 @pytest.mark.parametrize(("executor", "reads", "seconds", "told"), [
     ("pipe", 1000, 19.0, True), ("ray", 1000, 19.0, True), ("pipe", 999, 19.0, False), ("pipe", 1000, 21.0, False),
     ("loopback", 1000, 19.0, False),
@@ -225,7 +264,7 @@ def test_C9_waiting_is_told_where_it_is_most_of_the_run(
     from mindtorch.cli.run import _say_what_it_waited_for
 
     monkeypatch.setenv("GENIE_EXECUTOR", executor)
-    monkeypatch.setattr(triggers, "waits", lambda: [(None, reads - 1, 8.0), (("/a/b.py", 3), 1, 2.0)])
+    monkeypatch.setattr(triggers, "waits", lambda: [Waits(None, reads - 1, 9, 8.0), Waits(("/a/b.py", 3), 1, 1, 2.0)])
     _say_what_it_waited_for(seconds)
     said = capsys.readouterr().err
     assert (

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import time
 import traceback
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..._ext import context as _context
 from ..._ext import lazy as _core
@@ -18,7 +19,7 @@ NO_LINE = "(no line of the program)"  # a thread of torch's own, or the interpre
 
 reasons: dict[str, int] = {}
 _places: dict[int, int] = {}  # location id -> count; turned into words when somebody asks
-_waits: dict[int, list[int]] = {}  # location id -> reads of values elsewhere, ns that they took
+_waits: dict[int, list[int]] = {}  # location id -> reads of values elsewhere, messages waited for, ns that they took
 segments = 0
 idle = 0  # records that count as run on the tape and did not, where they were sent
 
@@ -55,21 +56,33 @@ def _place(table: dict[int, Any]) -> int:
     return place if place in table or len(table) < MAX_PLACES else OTHER_PLACES
 
 
-def waited(begun: int) -> None:
-    """The program has waited for a value on its current line, since ``begun`` by ``time.perf_counter_ns``."""
-    found = _waits.setdefault(_place(_waits), [0, 0])
+def waited(begun: int, messages: int) -> None:
+    """The program has read a value on its current line, since ``begun`` by ``time.perf_counter_ns``, and waited for the
+    replies to so many messages."""
+    found = _waits.setdefault(_place(_waits), [0, 0, 0])
     found[0] += 1
-    found[1] += time.perf_counter_ns() - begun
+    found[1] += messages
+    found[2] += time.perf_counter_ns() - begun
 
 
-def waits() -> list[tuple[tuple[str, int] | None, int, float]]:
-    """Where the program waited: (file and line, reads there, seconds that they took), the longest first. None: of no
-    line that is known."""
-    rows = []
-    for place, (count, ns) in list(_waits.items()):
+class Waits(NamedTuple):
+    """Reads of values elsewhere on one line. where: file and line; None: of no line that is known."""
+
+    where: tuple[str, int] | None
+    reads: int
+    messages: int  # whose replies were waited for
+    seconds: float
+
+
+def waits() -> list[Waits]:
+    """Where the program waited, the longest first."""
+    found: dict[tuple[str, int] | None, list[int]] = {}
+    for place, figures in list(_waits.items()):
         where = None if place == OTHER_PLACES else _context.location(place)
-        rows.append((None if where is None else where[:2], count, ns / 1e9))
-    return sorted(rows, key=lambda row: -row[2])
+        of_line = found.setdefault(where and where[:2], [0, 0, 0])  # a line of a function in it is another place
+        of_line[:] = map(operator.add, of_line, figures)
+    rows = [Waits(where, reads, messages, ns / 1e9) for where, (reads, messages, ns) in found.items()]
+    return sorted(rows, key=lambda row: -row.seconds)
 
 
 def forget_places() -> None:

@@ -183,7 +183,7 @@ def read(tensors: Sequence[Any], reason: str, whole: bool = False) -> list[torch
     global _reading
     with lock:
         there = executor()
-        begun = time.perf_counter_ns()
+        begun, trips = time.perf_counter_ns(), _round_trips(there)
         try:
             _reading = "computed"
             values = materialize(tensors, reason)
@@ -192,12 +192,17 @@ def read(tensors: Sequence[Any], reason: str, whole: bool = False) -> list[torch
         finally:
             _reading = ""
         if there.place == _META:
-            triggers.waited(begun)
+            triggers.waited(begun, _round_trips(there) - trips)
         left = tape.n_pending < pending  # it has gone on meanwhile
         left |= there.overlaps and go_on()
         if there.ahead:
             _pace.read(tape.n_recorded, left)
         return found
+
+
+def _round_trips(there: Executor) -> int:
+    """Messages so far whose reply was waited for at once; 0 where the executor does not count them."""
+    return getattr(there, "stats", {}).get("waits", 0) if there.place == _META else 0
 
 
 _reading = ""  # what is done for a read now: its values are computed, or fetched
