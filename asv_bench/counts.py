@@ -185,36 +185,20 @@ def estimated() -> dict[str, int]:
     return found
 
 
-class _Counting(LoopbackExecutor):
-    def __init__(self) -> None:
-        super().__init__()
-        self.sent = self.waited = 0
-        self._handle, self._begun = self._send, dict[int, object]()
-        self._send, self._post = self._wait, self._begin  # type: ignore[assignment]
-
-    def _begin(self, message: bytearray) -> None:
-        self.sent += 1
-        self._begun[id(message)] = self._handle(message)
-
-    def _wait(self, message: bytearray) -> object:
-        if id(message) not in self._begun:
-            self._begin(message)
-        self.waited += 1
-        return self._begun.pop(id(message))
-
-
 def messages(make: Callable[[], Callable[[], Any]]) -> dict[str, int]:
     """Of a program whose ops run in a worker, and whose result is read: messages sent to it, and those waited for."""
-    executor = _Counting()
+    executor = LoopbackExecutor()
     before = mindtorch.get_executor()
     mindtorch.set_executor(executor)
     try:
         work = make()
         for _ in range(5):
             _read(work())
-        executor.sent = executor.waited = 0
+        executor.sync()
+        so_far = dict(executor.stats)
         _read(work())
-        return {"messages": executor.sent, "waits": executor.waited}
+        executor.sync()  # one more message, which all replies before are counted with
+        return {what: executor.stats[what] - so_far[what] - 1 for what in ("messages", "waits")}
     finally:
         mindtorch.set_executor(before)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,10 +21,9 @@ print(counts.json.dumps([counts.environment(), counts.differences(counts.kept() 
 """
 
 
-def found(folder: Path, planted: str = "", only: tuple[str, ...] = ()) -> list[str]:
+def found(forked: Callable[..., Any], planted: str = "", only: tuple[str, ...] = ()) -> list[str]:
     """A sentence for each count that is another than the one that is kept."""
-    code = PLANTED.format(folder=str(ROOT / "asv_bench"), planted=planted, only=only)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=folder)
+    done = forked("-c", PLANTED.format(folder=str(ROOT / "asv_bench"), planted=planted, only=only))
     assert done.returncode == 0, done.stderr
     where, sentences = json.loads(done.stdout.splitlines()[-1])
     if where not in json.loads((ROOT / "asv_bench" / "counts.json").read_text()):
@@ -32,8 +31,8 @@ def found(folder: Path, planted: str = "", only: tuple[str, ...] = ()) -> list[s
     return [str(each) for each in sentences]
 
 
-def test_S14_counts_are_those_that_the_commit_states(tmp_path: Path) -> None:
-    assert found(tmp_path) == [], "if this is meant: python asv_bench/counts.py --write"
+def test_S14_counts_are_those_that_the_commit_states(forked: Callable[..., Any]) -> None:
+    assert found(forked) == [], "if this is meant: python asv_bench/counts.py --write"
 
 
 PERCEPTRON, ESTIMATE = "training of a perceptron", "estimate of 24 layers"
@@ -60,5 +59,5 @@ find.Blocks.of = lambda flow: None
         (EACH_LAYER, f"{ESTIMATE}: calls of Python for the report"),
     ],
 )
-def test_S14_what_was_made_slower_is_told(planted: str, told: str, tmp_path: Path) -> None:
-    assert [each for each in found(tmp_path, planted, (told.partition(":")[0],)) if each.startswith(told)]
+def test_S14_what_was_made_slower_is_told(planted: str, told: str, forked: Callable[..., Any]) -> None:
+    assert [each for each in found(forked, planted, (told.partition(":")[0],)) if each.startswith(told)]
