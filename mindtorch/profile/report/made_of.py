@@ -96,27 +96,27 @@ class Labels:
             own: Counter[tuple[str, Key]] = Counter()
             differentiated = _differentiated(graph)
             anchors = {instance.anchor for instance in instances} - self._count_steps(sample, instances, labels)
-            here: Counter[Key] = Counter()
+            calls: list[tuple[str, Key]] = []  # each by its pattern, in all that it is known by
             for node, keys in keys_of.items():
                 if graph._phase[node] == _BACKWARD or node in silent:
                     continue  # of these, the rows are told by what ran forward, or by another graph
                 label_ = labels.get(node)
                 pattern = "" if label_ is None else label_.pattern
-                everywhere = _also_elsewhere(keys)
-                for key in everywhere:
-                    self.of[key][pattern] += 1
-                    if key[1] is _ANYWHERE:
-                        continue
-                    if node in differentiated and key[0]:
-                        for op in (_PRODUCT if key[2] in PRODUCTS else key[2], _ANY):
-                            self.in_module[key[0], op][pattern] += 1
-                here.update(everywhere)
+                calls += [(pattern, key) for key in _also_elsewhere(keys)]
+                if node in differentiated:
+                    for module, _, op in keys:
+                        if module:
+                            for op_ in (_PRODUCT if op in PRODUCTS else op, _ANY):
+                                self.in_module[module, op_][pattern] += 1
                 if node in anchors:
                     for key in _also_elsewhere([_main(keys, graph._calls[graph._call[node]].op)]):
                         own[pattern, key] += 1
                         self.at[pattern, key].add(label_.place if label_ else -1)
                 if node in cores:
                     self.cores.update(keys)
+            for (pattern, key), times in Counter(calls).items():
+                self.of[key][pattern] += times
+            here = Counter(key for _, key in calls)
             self.alike.update(here)
             self.anchors |= {key: Fraction(times, here[key[1]]) for key, times in own.items()}
 
