@@ -239,6 +239,30 @@ def test_R1_what_is_read_ahead_is_not_what_was_there_before_a_write(loopback: Lo
     assert loopback.stats["bytes_down"] - before < 10 * 2 * 6400 * 2
 
 
+def test_R1_what_came_along_is_not_what_was_there_before_what_was_sent_meanwhile(loopback: LoopbackExecutor) -> None:
+    """A write that is pending when more comes along follows the question, and so comes before its answer."""
+    tensors = [torch.full((40, 40), float(i)).to(LAZY) for i in range(6)]
+    assert tensors[0].cpu()[0, 0].item() == 0
+    part = tensors[4].view(-1)[7:]
+    tensors[5].mul_(10)
+    part.add_(1)
+    assert tensors[1].cpu()[0, 0].item() == 1 and loopback._reads._ahead
+    assert tensors[5].cpu()[0, 0].item() == 50 and tensors[5].untyped_storage().nbytes() == 6400
+    assert tensors[4].view(-1)[5:9].tolist() == [4, 4, 5, 5] and tensors[3].cpu()[0, 0].item() == 3
+
+
+def test_R1_numbers_that_are_drawn_until_they_fit_are_those_of_eager(same_as_eager: Same) -> None:
+    def program(device: str) -> object:
+        torch.manual_seed(1)
+        out = [torch.empty(4, 6, device=device) for _ in range(4)]
+        nn.init.orthogonal_(out[0])
+        nn.init.normal_(out[1])
+        return [nn.init.trunc_normal_(t) for t in out[2:]] and out
+
+    with using(LoopbackExecutor()):
+        same_as_eager(program)
+
+
 def saved(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """As safetensors and transformers save it: they look which storages are shared, and for sizes, more than once."""
     for _ in range(3):

@@ -176,7 +176,6 @@ class RemoteExecutor(Session, Homes):
 
     def _changed(self, number: int) -> None:
         """What is in a storage there may be other than what is known here."""
-        self._mirrors.copies.pop(number, None)
         self._expected.discard(number)
         self._died(number)
 
@@ -239,7 +238,7 @@ class RemoteExecutor(Session, Homes):
         positions, values = self._told.changes(encoded)
         written = [storages[root] for root in encoded.written if root in storages]
         for number in written:
-            self._mirrors.copies.pop(number, None)
+            self._reads.forget(number)
             self._expected.discard(number)
             self._contents.forget(number)
         given = list(numbers[: len(encoded.given)])

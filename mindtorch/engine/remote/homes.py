@@ -93,7 +93,7 @@ class Homes(Executor):
             if held[number] is not plain:
                 if len(data) != plain.nbytes():
                     raise _resized()
-                ctypes.memmove(plain.data_ptr(), data, len(data))
+                ctypes.memmove(torch.UntypedStorage.data_ptr(plain), data, len(data))
                 self._mirrors.copies[number] = weakref.ref(plain)
             self._brought[plain._cdata] = weakref.ref(plain), data, plain
 

@@ -41,6 +41,7 @@ class Reads:
         # What saves a model asks for its storages again and again: to see which are shared, for sizes, for contents.
         self._kept: dict[int, bytes] = {}
         self._room = _KEPT
+        self._asked: set[int] = set()  # numbers of storages that are asked for, and have not been written to since
 
     def whole(self, described: Sequence[tuple]) -> list[torch.Tensor]:
         """These values, as `Mirrors.describe` names them, on copies of their storages."""
@@ -98,6 +99,7 @@ class Reads:
                 answers[number] = "bytes", self._kept[number]
             else:
                 self._session._ask("storage", number, answer=functools.partial(answers.__setitem__, number))
+                self._asked.add(number)
         asked = [number for number in numbers if number not in held and number not in answers]
         if asked:
             self._read_ahead(asked)
@@ -105,8 +107,12 @@ class Reads:
         for number, (kind, found) in answers.items():
             if kind == "failed":
                 raise again(self._failures[found])
-            self._keep(number, found)
-            held[number] = self.copied(number, found)
+            if number in asked and number not in self._asked:  # what was sent on writes to it
+                held[number] = _storage_of(found)
+            else:
+                self._keep(number, found)
+                held[number] = self.copied(number, found)
+            self._asked.discard(number)
         return held
 
     def _keep(self, number: int, data: bytes) -> None:
@@ -115,10 +121,13 @@ class Reads:
         self._kept[number] = data
         self._room -= len(data)
         while self._room < 0:
-            self.forget(next(iter(self._kept)))
+            oldest = next(iter(self._kept))
+            self._room += len(self._kept.pop(oldest))
 
     def forget(self, number: int) -> None:
         """A storage's contents are others, or nobody can name it any more."""
+        self._asked.discard(number)
+        self._mirrors.copies.pop(number, None)
         self._room += len(self._kept.pop(number, b""))
 
     def _copy(self, number: int) -> Any:
@@ -133,8 +142,7 @@ class Reads:
 
     def copied(self, number: int, data: bytes) -> torch.UntypedStorage:
         """Memory of this process with a storage's contents."""
-        with quiet():
-            storage = plain_bytes(data).clone().untyped_storage()  # which a call may resize
+        storage = _storage_of(data)
         self._mirrors.copies[number] = weakref.ref(storage)
         return storage
 
@@ -154,12 +162,14 @@ class Reads:
             if room < 0:
                 break
             self._session._ask("storage", number, answer=functools.partial(self._came_along, number))
+            self._asked.add(number)
 
     def _came_along(self, number: int, answer: tuple) -> None:
         kind, found = answer
-        if kind == "bytes" and number in self._mirrors.alive:
+        if kind == "bytes" and number in self._mirrors.alive and number in self._asked:
             self._keep(number, found)
             self._ahead[number] = self.copied(number, found)
+        self._asked.discard(number)
 
     def are_over(self) -> None:
         """Something else happens. Where most of what came along was not read, it takes longer until more does."""
@@ -168,6 +178,11 @@ class Reads:
             self._ahead.clear()
         self._so_far, self._room = 0, _KEPT
         self._kept.clear()
+
+
+def _storage_of(data: bytes) -> torch.UntypedStorage:
+    with quiet():
+        return plain_bytes(data).clone().untyped_storage()  # which a call may resize
 
 
 def plain_bytes(data: bytes) -> torch.Tensor:
