@@ -180,21 +180,19 @@ def materialize(
 
 def read(tensors: Sequence[Any], reason: str, whole: bool = False) -> list[torch.Tensor]:
     """The values of lazy tensors as plain tensors, not to be written to; ``whole``: which share storage as those do."""
-    global _reading
+    global _awaited
     with lock:
         there = executor()
         begun, trips = time.perf_counter_ns(), _round_trips(there)
+        _awaited = True
         try:
-            _reading = "computed"
             values = materialize(tensors, reason)
-            _reading, pending = "fetched", tape.n_pending
-            found = there.fetch(values, whole)
         finally:
-            _reading = ""
+            _awaited = False
+        found = there.fetch(values, whole)
         if there.place == _META:
             triggers.waited(begun, _round_trips(there) - trips)
-        left = tape.n_pending < pending  # it has gone on meanwhile
-        left |= there.overlaps and go_on()
+        left = there.overlaps and go_on()
         if there.ahead:
             _pace.read(tape.n_recorded, left)
         return found
@@ -205,20 +203,12 @@ def _round_trips(there: Executor) -> int:
     return getattr(there, "stats", {}).get("waits", 0) if there.place == _META else 0
 
 
-_reading = ""  # what is done for a read now: its values are computed, or fetched
+_awaited = False
 
 
 def is_awaited() -> bool:
     """Does the program wait for what the segment computes that is submitted now?"""
-    return _reading == "computed"
-
-
-def meanwhile() -> None:
-    """A question is on its way: if it is that of a read, let what else is pending follow it before the answer comes."""
-    global _reading
-    if _reading == "fetched":
-        _reading = ""
-        go_on()
+    return _awaited
 
 
 def go_on() -> bool:

@@ -23,7 +23,7 @@ from ...base.strides import contiguous, extent
 from ..execute import local, triggers
 from ..execute.machine import Machine
 from ..execute.mapped_files import file_of
-from ..execute.values import is_awaited, meanwhile
+from ..execute.values import is_awaited
 from ..record.arguments import quiet, tensors_in
 from . import functions
 from .contents import Contents, digest_of
@@ -110,13 +110,12 @@ class RemoteExecutor(Session, Homes):
     def begin(self) -> None:
         self._send_on()
 
-    def _meanwhile(self) -> None:
-        if self.ahead:
-            meanwhile()
-
     def _arrive(self, number: int) -> None:
         """Take in the replies up to the one with which a storage's contents come unasked, if there is one."""
         with self._lock:
+            if number not in self._expected or len(self._line) == 1:
+                return
+            self.stats["waits"] += 1
             while number in self._expected and len(self._line) > 1:
                 failed = self._oldest(every=False)
                 if failed is not None:
@@ -280,7 +279,6 @@ class RemoteExecutor(Session, Homes):
             self._lineage.drop()  # times are never the same
         settings = self._news("run")
         request = ("run", plan, base, positions, values, timed)
-        self._line[-1].writes |= bool(encoded.written)
         segment.settle(made, self._line[-1].requests, [*settings, (request, answer)])
         self._told_settings(settings)
         self._grown(32 + len(positions) + len(values))

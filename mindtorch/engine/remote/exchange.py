@@ -37,14 +37,13 @@ class _Refused(ConnectionError):
 class _Message:
     """Requests that go together, and who wants to know the answers."""
 
-    __slots__ = ("answers", "awaited", "data", "nbytes", "posted", "requests", "sent", "writes")
+    __slots__ = ("answers", "awaited", "data", "nbytes", "posted", "requests", "sent")
 
     def __init__(self) -> None:
         self.requests: list[Entry] = []
         self.nbytes = 0  # roughly
         self.data: bytearray | None = None
         self.posted = self.sent = False
-        self.writes = False  # to storages that there were before?
         self.awaited = True  # does the program wait for the reply, or was it sent while that goes on?
         self.answers: list[Any] | None = None
 
@@ -124,21 +123,15 @@ class Session:
         """
         with self._lock:
             line = self._line
-            writes = line[-1].writes
             self._seal(awaited=True)
-            if not writes and len(line) < _UNDER_WAY:  # what a write that fails takes with it is to be known before
-                self._meanwhile()
             failed: Exception | None = None
-            while any(every or message.awaited for message in line[:-1]):
+            while len(line) > 1:
                 error = self._oldest(every)
                 failed = failed or error
             if self._lost is not None:
                 raise again(self._lost)
             if failed is not None:
                 raise failed
-
-    def _meanwhile(self) -> None:
-        """A message whose reply the program waits for is sealed: anything else may be sent after it."""
 
     def _oldest(self, every: bool) -> Exception | None:
         """Take in the reply that has been waited for longest. Returns the failure that is to be told now."""

@@ -41,7 +41,6 @@ class Reads:
         # What saves a model asks for its storages again and again: to see which are shared, for sizes, for contents.
         self._kept: dict[int, bytes] = {}
         self._room = _KEPT
-        self._asked: set[int] = set()  # numbers of storages that are asked for, and have not been written to since
 
     def whole(self, described: Sequence[tuple]) -> list[torch.Tensor]:
         """These values, as `Mirrors.describe` names them, on copies of their storages."""
@@ -99,7 +98,6 @@ class Reads:
                 answers[number] = "bytes", self._kept[number]
             else:
                 self._session._ask("storage", number, answer=functools.partial(answers.__setitem__, number))
-                self._asked.add(number)
         asked = [number for number in numbers if number not in held and number not in answers]
         if asked:
             self._read_ahead(asked)
@@ -107,12 +105,8 @@ class Reads:
         for number, (kind, found) in answers.items():
             if kind == "failed":
                 raise again(self._failures[found])
-            if number in asked and number not in self._asked:  # what was sent on writes to it
-                held[number] = _storage_of(found)
-            else:
-                self._keep(number, found)
-                held[number] = self.copied(number, found)
-            self._asked.discard(number)
+            self._keep(number, found)
+            held[number] = self.copied(number, found)
         return held
 
     def _keep(self, number: int, data: bytes) -> None:
@@ -126,7 +120,6 @@ class Reads:
 
     def forget(self, number: int) -> None:
         """A storage's contents are others, or nobody can name it any more."""
-        self._asked.discard(number)
         self._mirrors.copies.pop(number, None)
         self._room += len(self._kept.pop(number, b""))
 
@@ -140,9 +133,14 @@ class Reads:
             self._used.add(number)
         return storage
 
+    def _is_here(self, number: int) -> bool:
+        reference = self._mirrors.copies.get(number)
+        return number in self._kept or (reference is not None and reference() is not None)
+
     def copied(self, number: int, data: bytes) -> torch.UntypedStorage:
         """Memory of this process with a storage's contents."""
-        storage = _storage_of(data)
+        with quiet():
+            storage = plain_bytes(data).clone().untyped_storage()  # which a call may resize
         self._mirrors.copies[number] = weakref.ref(storage)
         return storage
 
@@ -150,26 +148,29 @@ class Reads:
     def _read_ahead(self, asked: list[int]) -> None:
         """Let more storages come with those that are asked for, where nothing but reads has happened for a while."""
         self._so_far += 1
-        if self._so_far <= self._patience or 2 * len(self._used) < len(self._ahead):
+        if self._so_far <= self._patience:
             return
-        room = _AHEAD
+        useless = 2 * len(self._used) < len(self._ahead)
         self._used.clear()
         self._ahead.clear()
-        for number, nbytes in list(self._mirrors.alive.items()):  # other threads' tensors die
-            if number <= asked[-1] or number in self._known or number in self._kept or number in self._mirrors.copies:
+        if useless:
+            self._patience = 2 * self._so_far
+            return
+        room, begin = _AHEAD, asked[-1]
+        alive = list(self._mirrors.alive.items())  # other threads' tensors die
+        for number, nbytes in sorted(alive, key=lambda each: (each[0] <= begin, each[0])):  # from there on, in a circle
+            if number in asked or number in self._known or self._is_here(number):
                 continue
             room -= nbytes
             if room < 0:
                 break
             self._session._ask("storage", number, answer=functools.partial(self._came_along, number))
-            self._asked.add(number)
 
     def _came_along(self, number: int, answer: tuple) -> None:
         kind, found = answer
-        if kind == "bytes" and number in self._mirrors.alive and number in self._asked:
+        if kind == "bytes" and number in self._mirrors.alive:
             self._keep(number, found)
             self._ahead[number] = self.copied(number, found)
-        self._asked.discard(number)
 
     def are_over(self) -> None:
         """Something else happens. Where most of what came along was not read, it takes longer until more does."""
@@ -178,11 +179,6 @@ class Reads:
             self._ahead.clear()
         self._so_far, self._room = 0, _KEPT
         self._kept.clear()
-
-
-def _storage_of(data: bytes) -> torch.UntypedStorage:
-    with quiet():
-        return plain_bytes(data).clone().untyped_storage()  # which a call may resize
 
 
 def plain_bytes(data: bytes) -> torch.Tensor:
