@@ -150,7 +150,8 @@ def attempt(torch: str, python: str, arguments: argparse.Namespace, folder: Path
     command = [inside, "-m", "pytest", "-q", "-n", str(arguments.jobs), "--dist", "worksteal", *arguments.tests]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
     passed, failed = counts(done.stdout)
-    return result(passed, failed, "; ".join(failures(done.stdout))[:400] or last_line(done.stdout + done.stderr))
+    why = "; ".join(failures(done.stdout))[:400] or last_line(done.stdout + done.stderr)
+    return result(passed, failed, "" if passed and not done.returncode else why)
 
 
 def smoke(inside: str, folder: Path, *programs: str) -> tuple[int, int, str]:

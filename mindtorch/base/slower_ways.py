@@ -68,6 +68,11 @@ def as_it_is(*_args: Any, **_kwargs: Any) -> Any:
     return contextlib.nullcontext()
 
 
+def invariants_checked() -> bool:
+    """`_check_sparse_tensor_invariants`."""
+    return bool(torch.sparse.check_sparse_tensor_invariants.is_enabled())
+
+
 def no(*_args: Any) -> bool:
     return False
 
