@@ -1,6 +1,6 @@
 """What mindtorch relies on inside torch stands in one table, and a release that renames it is a slower one (L1).
 
-``facts/without.py`` renames; continuous integration takes every ninth name (``--torch-facts full``: each).
+``facts/without.py`` renames; continuous integration takes every eighteenth name (``--torch-facts full``: each).
 """
 
 from __future__ import annotations
