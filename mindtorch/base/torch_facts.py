@@ -266,8 +266,7 @@ def tensors_laid_out() -> bool:
     """Are torch's tensors the structs that `_ext/kept_wrappers.pyx` reads, and does it see each change of one?"""
     from .._ext.kept_wrappers import is_laid_out
 
-    names = ("_set_neg", "_WeakTensorRef")
-    if not all(hasattr(torch._C, name) for name in names):
+    if "torch._C._set_neg" in lost or not hasattr(torch._C, "_WeakTensorRef"):
         return False
 
     def versioned(t: Any) -> Any:
