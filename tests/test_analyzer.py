@@ -66,6 +66,8 @@ def test_L13_patterns_and_phases_of_a_segment() -> None:
 
 
 def test_L13_a_layer_that_is_one_call_has_a_bound() -> None:
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_transformer_encoder_layer_fwd", "Meta"):
+        pytest.skip("torch 2.12 cannot infer the result of that call, which therefore runs at once")
     layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval().to(LAZY)
     with torch.no_grad():
         y = layer(torch.randn(1, 4, 8).to(LAZY))

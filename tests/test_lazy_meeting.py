@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mindtorch.devices import mode
-from mindtorch.engine.record.meeting import bring_together
+from mindtorch.engine.record.plain_operands import bring_together
 
 pytestmark = pytest.mark.usefixtures("nothing_pending")
 

@@ -41,6 +41,26 @@ def test_L1_a_pair_that_cannot_be_tried_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "said, row",
+    [
+        ("ERROR: No matching distribution found for torch==2.15.*", (0, 0, "the index has no torch 2.15 for Python ")),
+        ("there is no version of torch==2.15.* and so", (0, 0, "the index has no torch 2.15 for Python ")),
+        ("ERROR: no answer", (0, 1, "ERROR: no answer")),
+    ],
+)
+def test_L1_a_torch_that_is_not_made_for_a_python_is_no_failure_of_ours(
+    said: str, row: tuple[int, int, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "install.py"
+    script.write_text(f"import sys\nassert 'torch==2.15.*' in sys.argv\nsys.exit({said!r})")
+    monkeypatch.setattr(releases, "wheel", lambda *_: "mindtorch.whl")
+    make, install = [sys.executable, "-c", ""], [sys.executable, str(script)]
+    monkeypatch.setattr(releases, "installing", lambda *_: (make, install))
+    found = releases.attempt("2.15", HERE, releases.options([]), tmp_path)
+    assert (found.passed, found.failed) == row[:2] and row[2] in found.why
+
+
+@pytest.mark.parametrize(
     "said, counted",
     [
         ("3 failed, 41 passed, 1 skipped, 2 errors in 7.0s", (41, 5)),

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from mindtorch.base import torch_facts
+
 #: Imports a program and says what that cost: collections by generation, and modules of ours.
 CODE = """
 import gc, json, sys
@@ -48,7 +50,7 @@ def test_L1_importing_leaves_out_what_a_program_may_never_need(tmp_path: Path) -
     ours = imported(tmp_path)["ours"]
     parts = ("cli", "cluster", "npu.compat", "profile", "program", "engine.remote")
     assert [name for name in ours if name.removeprefix("mindtorch.").startswith(parts)] == []
-    assert len(ours) <= 187
+    assert len(ours) <= 187 + torch_facts.assumes_cuda(), "torch 2.12 has one more"
 
 
 def test_C1_a_profile_searches_for_no_garbage_once_the_program_has_ended(tmp_path: Path) -> None:

@@ -68,6 +68,11 @@ def as_it_is(*_args: Any, **_kwargs: Any) -> Any:
     return contextlib.nullcontext()
 
 
+def invariants_checked() -> bool:
+    """`_check_sparse_tensor_invariants`."""
+    return bool(torch.sparse.check_sparse_tensor_invariants.is_enabled())
+
+
 def no(*_args: Any) -> bool:
     return False
 
@@ -148,15 +153,17 @@ class _Asked(torch.Tensor):
         return NotImplemented
 
 
+#: Made here, since a profile would count what makes it.
+_asked = torch.Tensor._make_subclass(_Asked, torch.empty(0, device="cpu"))  # type: ignore[attr-defined]
+
+
 def functions_seen() -> bool:
     """`_is_torch_function_enabled`: would a class see a call?"""
-    if not hasattr(_state, "asked"):
-        _state.asked = torch.Tensor._make_subclass(_Asked, _c._VariableFunctions.empty(0))  # type: ignore[attr-defined]
     modes = _taken_off()
     for _ in modes:
         _c._pop_torch_function_stack()
     try:
-        return overrides.has_torch_function((_state.asked,))
+        return overrides.has_torch_function((_asked,))
     finally:
         for mode in modes:
             _c._push_on_torch_function_stack(mode)

@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import functools
 import importlib
+import inspect
 import os
 import struct
 import sys
@@ -265,8 +266,7 @@ def tensors_laid_out() -> bool:
     """Are torch's tensors the structs that `_ext/kept_wrappers.pyx` reads, and does it see each change of one?"""
     from .._ext.kept_wrappers import is_laid_out
 
-    names = ("_set_neg", "_WeakTensorRef")
-    if not all(hasattr(torch._C, name) for name in names):
+    if "torch._C._set_neg" in lost or not hasattr(torch._C, "_WeakTensorRef"):
         return False
 
     def versioned(t: Any) -> Any:
@@ -299,6 +299,14 @@ def data_pointers() -> list[Any]:
     """The methods that give a tensor's address. ``const_data_ptr`` came with torch 2.13."""
     base: Any = torch._C.TensorBase
     return [getattr(base, name) for name in ("data_ptr", "const_data_ptr") if hasattr(base, name)]
+
+
+def assumes_cuda() -> bool:
+    """Do storages pin memory for CUDA where no device is named, and `torch.random.fork_rng` fork CUDA's generators?
+
+    Torch 2.12's do; later ones ask which accelerator there is.
+    """
+    return inspect.signature(torch.random.fork_rng).parameters["device_type"].default == "cuda"
 
 
 def one_hot_asks_once() -> bool:

@@ -15,14 +15,14 @@ from .._ext import intercept as _intercept
 @dataclass(frozen=True)
 class Mode:
     """estimate: while no device holds data, and ``cpu``, ``cuda:0`` … are places like ``meta``, what answers for the
-    values (`mindtorch.profile.estimate.known`). None: no estimate is under way.
+    values (`mindtorch.profile.estimate.known_values`). None: no estimate is under way.
     cudas: how many CUDA devices the program is told there are; None: nothing was said, any index will do.
     current_cuda: which one it has chosen.
     accelerator: the type of device that an index alone means.
     default: the index of the remote_accelerator on which tensors are made that name no device, in every thread (SPEC
     C9). None: torch's own default.
-    meets: `mindtorch.engine.record.meeting.bring_together` where plain tensors join those on a remote_accelerator in
-    any call; None: two devices are two devices.
+    meets: `mindtorch.engine.record.plain_operands.bring_together` where plain tensors join those on a
+    remote_accelerator in any call; None: two devices are two devices.
     draws: the index of the remote_accelerator whose generator torch's default one is: what is drawn on the CPU comes
     from it, too. Not None where `default` is not.
     ranks: where an estimate is of one rank of many, what answers for what ranks have together

@@ -157,6 +157,8 @@ def _adaptive_pool_backward(ndim: int) -> Callable[[SimpleNamespace], None]:
 
 
 def _bag(a: SimpleNamespace) -> None:
+    if a.mode not in (0, 1, 2):
+        wrong(f"expected mode 0 (sum), 1 (mean) or 2 (max), got {a.mode}")  # torch 2.12 does not look
     in_range(a.indices, a.weight.shape[0] if a.weight.dim() else 0)
     rising(a.offsets, a.indices.numel())
     of_elements(a.indices.numel(), a.per_sample_weights)

@@ -1,8 +1,8 @@
 """The program's default device is a recording one, though nothing in the program says so (SPEC C9): ``genie run``.
 
 As `torch.set_default_device`, but in all threads, without a mode that sees every call, and for programs that were
-written for the CPU alone: plain tensors join those on the device (`mindtorch.engine.record.meeting`), and torch's
-default generator is the device's, so that the program draws the numbers that it draws without us.
+written for the CPU alone: plain tensors join those on the device (`mindtorch.engine.record.plain_operands`), and
+torch's default generator is the device's, so that the program draws the numbers that it draws without us.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..base.patching import Patch, replaced
 from ..devices import mode, names
 from ..devices.lazy_device import DEVICE_TYPE
 from ..engine.execute import tensors
-from ..engine.record.meeting import bring_together
+from ..engine.record.plain_operands import bring_together
 from . import creation, generators, hooks, loaders, parallel, pretrained, slot
 from .device_module import of_generator
 

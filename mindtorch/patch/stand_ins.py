@@ -51,6 +51,10 @@ def patches() -> Iterator[Patch]:
     yield _optimizers, "_group_tensors_by_device_and_dtype", _group_for_optimizers
     yield torch.overrides, "has_torch_function", _has_torch_function
     yield from meshes.patches()
+    if torch_facts.assumes_cuda():
+        from . import assumed_cuda
+
+        yield from assumed_cuda.patches()
     if _torch_adjust is not None:
         yield _CrossEntropyOptions, "_adjust", functools.wraps(_torch_adjust)(_adjust_cross_entropy)
 

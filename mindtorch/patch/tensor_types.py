@@ -13,7 +13,7 @@ import torch
 
 from ..base.patching import Patch
 from ..devices import mode
-from ..engine.record.meeting import bring_together
+from ..engine.record.plain_operands import bring_together
 
 __all__ = ["patches"]
 _NAMES = (

@@ -11,7 +11,7 @@ import torch
 
 import mindtorch
 from mindtorch._ext import lazy as core
-from mindtorch.profile.estimate import known
+from mindtorch.profile.estimate import known_values
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 DTYPES = (torch.int64, torch.int32, torch.uint8, torch.bool, torch.int16)
@@ -139,11 +139,11 @@ def run_program(seed: int, steps: int) -> None:
                 alive.append((real, ours))
             assert isinstance(ours, mindtorch.MetaTensor) and core.is_kept(ours._handle)
             assert (ours.shape, ours.dtype, steps_of(ours)) == (real.shape, real.dtype, steps_of(real))
-            assert known.read(ours, "test").tolist() == real.tolist()
+            assert known_values.read(ours, "test").tolist() == real.tolist()
         else:
             assert ours == real
         for real, ours in alive:
             assert ours.shape == real.shape
-            assert known.read(ours, "test").tolist() == real.tolist()
+            assert known_values.read(ours, "test").tolist() == real.tolist()
         del alive[:-8]
-    assert known.assumed() == []
+    assert known_values.assumed() == []

@@ -18,14 +18,14 @@ import mindtorch
 from mindtorch._ext import lazy as core
 from mindtorch.base.errors import UsageError
 from mindtorch.engine.record import predict
-from mindtorch.profile.estimate import assumptions, known
+from mindtorch.profile.estimate import assumptions, known_values
 
 META = torch.device("meta")
 
 
 @pytest.fixture()
 def knowing() -> Iterator[None]:
-    with known.knowing():
+    with known_values.knowing():
         yield
 
 
@@ -52,7 +52,7 @@ class Through(TorchDispatchMode):
 @given(st.integers(0, 10**9), st.sampled_from(["whole", "no_grad", "dispatch", "inference"]))
 def test_C4_integer_programs_are_exact(seed: int, level: str) -> None:
     with ExitStack() as stack:
-        stack.enter_context(known.knowing())
+        stack.enter_context(known_values.knowing())
         if level == "no_grad":
             stack.enter_context(torch.no_grad())
         if level == "inference":
@@ -65,7 +65,7 @@ def test_C4_integer_programs_are_exact(seed: int, level: str) -> None:
 
 # ---- what is known ---------------------------------------------------------------------------------------------------
 def test_C4_only_while_it_is_installed() -> None:
-    with known.knowing():
+    with known_values.knowing():
         t = mindtorch.arange(3, device="meta")
         assert t.tolist() == [0, 1, 2] and type(torch.ones(1, device="meta")) is not torch.Tensor
     for read in (t.tolist, mindtorch.arange(3, device="meta").sum().item, lambda: t[t > 1]):
@@ -106,7 +106,7 @@ def test_C4_constant_floats_are_known(knowing: None) -> None:
     assert [r.item() for r in rates] == expected
     step = mindtorch.tensor(0.0, device="meta")
     step += 1
-    assert 0.9 ** step.item() == 0.9 and f"{step:.1f}" == "1.0" and known.assumed() == []
+    assert 0.9 ** step.item() == 0.9 and f"{step:.1f}" == "1.0" and known_values.assumed() == []
 
 
 def test_C4_draws_are_those_of_torch(knowing: None) -> None:
@@ -149,7 +149,7 @@ def test_C4_moves_stay_without_data(knowing: None) -> None:
     assert t.cpu().device == torch.device("cpu") and t.to("cpu").stride() == (1, 3)
     t.cpu().add_(1)
     assert t[0, 0].item() == 0
-    assert known.assumed() == []
+    assert known_values.assumed() == []
 
 
 def test_C4_moves_are_differentiable(knowing: None) -> None:
@@ -161,7 +161,7 @@ def test_C4_moves_are_differentiable(knowing: None) -> None:
 def test_C4_printing_shows_known_values(knowing: None) -> None:
     t = mindtorch.arange(3, device="meta")
     assert repr(t).startswith("tensor([0, 1, 2], device='meta'") and repr(unknown(2)).startswith("tensor(..., ")
-    assert known.assumed() == []
+    assert known_values.assumed() == []
 
 
 def test_C4_numpy_shares_the_memory(knowing: None) -> None:
@@ -174,7 +174,7 @@ def test_C4_gradients_of_known_floats(knowing: None) -> None:
     x = mindtorch.linspace(0, 1, 5, device="meta").requires_grad_()
     y = x[x.detach() > 0.3]
     (y * 2).sum().backward()
-    assert x.grad is not None and x.grad.tolist() == [0, 0, 2, 2, 2] and known.assumed() == []
+    assert x.grad is not None and x.grad.tolist() == [0, 0, 2, 2, 2] and known_values.assumed() == []
 
 
 def test_C4_a_weight_that_is_moved_gets_its_gradient(knowing: None) -> None:
@@ -236,7 +236,7 @@ def test_C4_a_refused_fill_leaves_the_unknown_unknown(knowing: None) -> None:
 
 def test_C4_tensors_of_torchs_own_meta_device_are_unknown(knowing: None) -> None:
     t = mindtorch.arange(3, device="meta")
-    found = tuple(torch.combinations(t).shape), [row["op"] for row in known.assumed()]
+    found = tuple(torch.combinations(t).shape), [row["op"] for row in known_values.assumed()]
     # Until 2.14 C++ makes a mask on torch's own meta device; later it needs none.
     assert found in [((9, 2), ["masked_select"]), ((3, 2), [])]
 
@@ -264,12 +264,12 @@ def test_C4_an_error_of_the_program_is_raised(knowing: None) -> None:
     (0, (0.0, False, 3, [0, 0])), (1, (1.0, True, 3, [1, 1])), (-2, (-2.0, True, 3, [-2, -2])),
 ])  # fmt: skip
 def test_C4_unknown_values_are_assumed(assume: float, expected: tuple) -> None:
-    with known.knowing(assume):
+    with known_values.knowing(assume):
         x = unknown(3)
         got = (x[0].item(), bool(x.bool().any()), x[x.bool()].shape[0], unknown(2, dtype=torch.int64).tolist())
         assert got == expected
         assert x.to(torch.uint8)[0].item() == max(0, assume)
-    rows = known.assumed()
+    rows = known_values.assumed()
     assert {row["op"] for row in rows} == {"item", "bool", "index", "tolist"}
     assert all(row["file"] == __file__ and row["function"] == "test_C4_unknown_values_are_assumed" for row in rows)
 
@@ -280,7 +280,7 @@ def test_C4_assumptions_are_listed_by_line_and_op(knowing: None) -> None:
         if x.sum() > 1:  # this line
             raise AssertionError("assumed to be 0")
     torch.nonzero(x)
-    first, second = known.assumed()
+    first, second = known_values.assumed()
     assert (first["source"], first["op"], first["calls"], first["shape"], first["dtype"], first["value"]) == (
         "if x.sum() > 1:  # this line",
         "bool",
@@ -291,8 +291,8 @@ def test_C4_assumptions_are_listed_by_line_and_op(knowing: None) -> None:
     )
     assert (second["op"], second["calls"], second["shape"], second["dtype"]) == ("nonzero", 1, (2, 3), "float32")
     assert second["line"] == first["line"] + 2
-    with known.knowing():
-        assert known.assumed() == []
+    with known_values.knowing():
+        assert known_values.assumed() == []
 
 
 def test_C4_the_list_is_bounded(knowing: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,7 +301,7 @@ def test_C4_the_list_is_bounded(knowing: None, monkeypatch: pytest.MonkeyPatch) 
     reads = (lambda: x.tolist(), lambda: x[0].item(), lambda: bool(x[0]), lambda: float(x[0]), lambda: torch.nonzero(x))
     for read in reads:
         read()
-    rows = known.assumed()
+    rows = known_values.assumed()
     assert len(rows) == 3 and rows[0]["op"] == "(other ops)" and rows[0]["calls"] == 3
 
 
@@ -322,7 +322,7 @@ DEPENDENT: list[Callable] = [
 @pytest.mark.parametrize("assume", [0, 1])
 def test_C4_sizes_follow_the_assumption(call: Callable, assume: int) -> None:
     expected = call(torch.full((5,), float(assume)))
-    with known.knowing(assume):
+    with known_values.knowing(assume):
         got = call(unknown(5))
     flat = (lambda a: list(a)) if isinstance(expected, (tuple, list)) else lambda a: [a]
     for g, e in zip(flat(got), flat(expected), strict=True):
@@ -340,14 +340,14 @@ MASKS: list[Callable] = [
 @pytest.mark.parametrize("call", MASKS)
 @pytest.mark.parametrize("assume", [0, 1, -2])
 def test_C4_an_unknown_mask_keeps_all_rows(call: Callable, assume: int) -> None:
-    with known.knowing(assume):
+    with known_values.knowing(assume):
         assert call(unknown(5)).shape[0] == 5
 
 
 @pytest.mark.parametrize("assume", [0, 1, 2])
 def test_C4_of_unknown_classes_it_is_one(assume: int) -> None:
     """Whatever is done for each class is done once for each element."""
-    with known.knowing(assume):
+    with known_values.knowing(assume):
         labels = unknown(5, dtype=torch.int64)
         rows = [int((labels == k).nonzero().shape[0]) for k in range(3)]
         found = [int(torch.where((labels == k) & (labels >= 0))[0].shape[0]) for k in range(3)]
@@ -357,7 +357,7 @@ def test_C4_of_unknown_classes_it_is_one(assume: int) -> None:
 def test_C4_whether_unknown_tensors_are_alike_is_said_of_any_size(knowing: None) -> None:
     """As a program checks its own function against another one: no memory of their size is taken for it."""
     assert torch.equal(unknown(1 << 40), unknown(1 << 40)) and torch.allclose(unknown(1 << 40), unknown(1 << 40))
-    assert not torch.equal(unknown(3), unknown(4)) and known.assumed()
+    assert not torch.equal(unknown(3), unknown(4)) and known_values.assumed()
 
 
 def test_C4_too_much_to_assume_is_said(knowing: None) -> None:
@@ -370,7 +370,7 @@ def test_C4_too_much_to_assume_is_said(knowing: None) -> None:
 
 def test_C4_a_wrong_assumption_is_refused() -> None:
     with pytest.raises(UsageError, match="expected a finite number"):
-        with known.knowing("yes"):  # type: ignore[arg-type]
+        with known_values.knowing("yes"):  # type: ignore[arg-type]
             pass
 
 

@@ -11,7 +11,7 @@ import transformers as hf
 
 import mindtorch
 from mindtorch.engine.record.meta import as_meta
-from mindtorch.profile.estimate import known
+from mindtorch.profile.estimate import known_values
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99}
 BART = {
@@ -66,7 +66,7 @@ GENERATING = ("llama", "gpt2", "t5", "mixtral", "mistral", "bart")
 
 @pytest.fixture(autouse=True)
 def knowing() -> Iterator[None]:
-    with known.knowing():
+    with known_values.knowing():
         yield
 
 
@@ -113,7 +113,7 @@ def test_C4_models_run_unmodified(name: str, grad: bool) -> None:
         reached = [[key for key, p in m.named_parameters() if p.grad is not None] for m in (real, model)]
         assert reached[0] == reached[1]
     assert [
-        row for row in known.assumed() if row["op"] != "topk"
+        row for row in known_values.assumed() if row["op"] != "topk"
     ] == []  # of experts; masks and positions come from known inputs
 
 
@@ -124,6 +124,6 @@ def test_C4_generation_comes_to_its_end(name: str) -> None:
     out = without_data(name).generate(**inputs(name, "meta", True), **options)
     assert isinstance(out, mindtorch.MetaTensor)
     assert out.shape == (2, 4 if name in ("t5", "bart") else prompt.shape[1] + 3)
-    (row,) = [row for row in known.assumed() if row["op"] != "topk"]  # of experts
+    (row,) = [row for row in known_values.assumed() if row["op"] != "topk"]  # of experts
     assert row["source"] == "return bool(unfinished_sequences.max() == 0)"
     assert row["op"] == "bool" and row["value"] is False and row["calls"] == 2

@@ -78,6 +78,7 @@ def rename(dotted: str) -> None:
     for module in [m for path, m in list(sys.modules.items()) if path.startswith("torch") and name in vars(m)]:
         if module is not owner:
             setattr(module, new, vars(module)[name])  # imported from there
+    gc.unfreeze()  # a forked process may have frozen them: they would not be listed
     for found in gc.get_objects():
         if type(found) is types.FunctionType and str(found.__module__).startswith("torch"):
             found.__code__ = _renamed(found.__code__, name, new)

@@ -19,6 +19,7 @@ import torch.utils.checkpoint
 import mindtorch
 from mindtorch.npu import staging
 from mindtorch.npu.tensor import NpuTensor, block_of
+from mindtorch.patch import assumed_cuda
 
 
 @pytest.fixture(autouse=True)
@@ -346,6 +347,28 @@ def test_N5_inference_mode() -> None:
     with torch.inference_mode():
         y = layer(x + 1).softmax(-1).clone()
     assert y.is_inference() and torch.allclose(y.sum(-1).cpu(), torch.ones(2))
+
+
+@pytest.mark.parametrize("forked", [None, [0, 1]])
+def test_N3_a_torch_that_assumes_cuda_forks_the_generators_of_npus(forked: list[int] | None) -> None:
+    """Torch 2.12 asked its own devices for ``npu``: checkpoints failed in the backward pass."""
+    torch.manual_seed(3)
+    drawn = []
+    for _ in range(2):
+        with assumed_cuda._fork_rng(forked, device_type="npu"):
+            drawn.append([torch.rand(2), *(torch.rand(2, device=f"npu:{i}").cpu() for i in (0, 1))])
+    assert all(map(torch.equal, *drawn))
+    with assumed_cuda._fork_rng(forked, False, device_type="npu"):
+        drawn.append([torch.rand(2)])
+    assert torch.equal(drawn[2][0], drawn[0][0]) and not torch.equal(torch.rand(2), drawn[0][0])
+
+
+def test_N3_a_torch_that_assumes_cuda_pins_storages_for_the_accelerator() -> None:
+    """Torch 2.12 pinned storages for CUDA in programs for torch_npu, too, and asked CUDA's driver whether they are."""
+    for npus, unnamed in ((True, (None,)), (False, ())):
+        asks = assumed_cuda._of_the_accelerator(lambda *args, **kwargs: (args[1:], kwargs), lambda npus=npus: npus)
+        assert [asks(0), asks(0, None), asks(0, device=None)] == [(unnamed, {})] * 3
+        assert asks(0, "cuda") == (("cuda",), {}) and asks(0, device="cuda") == ((), {"device": "cuda"})
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

@@ -20,12 +20,12 @@ LAZY = "remote_accelerator:0"
 FILES = (
     "client.py",
     "exchange.py",
-    "told.py",
+    "sent_segments.py",
     "reads.py",
     "small_values.py",
     "mirrors.py",
     "definitions.py",
-    "homes.py",
+    "shared_storages.py",
 )
 
 

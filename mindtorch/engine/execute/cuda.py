@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
 _library: Any = None
 
 
@@ -60,8 +59,9 @@ def attention_backward(
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
     """Gradients of query, key and value: forward once more, for torch to undo with the kernel that goes with it."""
-    excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(_AUTOGRAD)
-    torch._C._dispatch_tls_set_dispatch_key_excluded(_AUTOGRAD, False)  # a kernel is called below autograd
+    autograd = torch._C.DispatchKey.AutogradFunctionality
+    excluded = torch._C._dispatch_tls_is_dispatch_key_excluded(autograd)
+    torch._C._dispatch_tls_set_dispatch_key_excluded(autograd, False)  # a kernel is called below autograd
     try:
         with torch.inference_mode(False), torch.enable_grad():
             q, k, v = (_ordinary(t).requires_grad_() for t in (query, key, value))
@@ -69,7 +69,7 @@ def attention_backward(
             again = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal, scale=scale)
             return torch.autograd.grad(again, (q, k, v), grad_out)
     finally:
-        torch._C._dispatch_tls_set_dispatch_key_excluded(_AUTOGRAD, excluded)
+        torch._C._dispatch_tls_set_dispatch_key_excluded(autograd, excluded)
 
 
 def _ordinary(t: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from ...base.errors import UnsupportedOperationError
 from ...devices import mode
 from ...devices.lazy_device import DEVICE_TYPE
 from ...ops.schema import data_dependent, has_out
-from . import seen
+from . import kernel_sizes
 from .arguments import has_no_kernel
 from .gradients import on_values
 from .meta import as_meta, refuse
@@ -252,7 +252,7 @@ def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
         finally:
             failure = None  # it knows this frame, and this frame it: what both hold would wait for the collector
     if index >= 0 and ops.about(info.name).as_seen:
-        seen.saw(info, args, kwargs, out)
+        kernel_sizes.saw(info, args, kwargs, out)
     if info.name == "aten::_pack_padded_sequence":
         sizes = out[1] if executor is None else executor.fetch([out[1]])[0]
         return wrapper.wrap(out[0]), sizes  # torch wants them on the CPU

@@ -30,7 +30,7 @@ from ...devices import mode
 from ...devices.lazy_device import device_at
 from ...ops.cpu_layouts import REFUSED, laid_out
 from ...ops.schema import has_out
-from . import seen, trial
+from . import kernel_sizes, trial
 from .arguments import (
     TORCH_ERRORS,
     collect,
@@ -162,7 +162,7 @@ _MOST_REMEMBERED = 4096
 def forget() -> None:
     """Predict afresh from now on (something that results depend on has changed)."""
     _same_but_floats.clear()
-    seen.forget()
+    kernel_sizes.forget()
     trial.forget()
 
 
@@ -243,7 +243,7 @@ def _predicted(
         if spec is not None:
             return spec
     if eager_row:
-        return seen.like(info, args, kwargs, facts)  # torch's own prediction is known to be wrong
+        return kernel_sizes.like(info, args, kwargs, facts)  # torch's own prediction is known to be wrong
     with quiet():
         metas = [meta_like(f[:5], f[5]) for f in facts]
         before = [(m.shape, m.stride(), m.storage_offset()) for m in metas]

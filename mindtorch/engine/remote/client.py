@@ -29,14 +29,14 @@ from . import functions
 from .contents import Contents, digest_of
 from .exchange import Post, Send, Session, again
 from .failing import Outcome
-from .here import bytes_of, run_here
-from .homes import Homes
+from .host_fallback import bytes_of, run_here
 from .mirrors import META, Mirrors, as_bytes, view
 from .one_thread import one_thread_at_a_time
 from .reads import Reads, plain_bytes
 from .replies import NEW_STORAGES, check_run
+from .sent_segments import SentSegments
+from .shared_storages import SharedStorages
 from .small_values import Known, comes_unasked
-from .told import Told
 from .wire import HERE, Reference, WireError, dumps
 from .worker import ERRORS
 
@@ -47,7 +47,7 @@ _UNASKED = 32  # storages whose contents come unasked with one reply
 
 
 @one_thread_at_a_time
-class RemoteExecutor(Session, Homes):
+class RemoteExecutor(Session, SharedStorages):
     """Runs recordings on the `Worker` that ``send(message) -> reply`` reaches; see `exchange.Session`.
 
     With ``post``, operations pending after a read start while the program goes on.
@@ -64,8 +64,8 @@ class RemoteExecutor(Session, Homes):
         self._contents = Contents()
         self._unseen: set[str] = set()  # files that the worker does not see
         self._mirrors = Mirrors(self._died)
-        Homes.__init__(self)
-        self._told = Told(self._ask)
+        SharedStorages.__init__(self)
+        self._told = SentSegments(self._ask)
         self._expected: set[int] = set()  # storages that will come unasked, and have not been written since
         self._small: list[int] = []  # storages that the next message may make, and that are to come unasked
         self._alive = self._mirrors.alive

@@ -143,12 +143,12 @@ def may_alias(name: str) -> bool:
     kind, _, rest = name.partition(" ")
     if kind == "like" or name == SEED:
         return False
-    operator = rest.rpartition(".")[0] if kind == "op" else ops.op_name(_table()[name])
+    operator, _, overload = rest.rpartition(".") if kind == "op" else (ops.op_name(_table()[name]), "", None)
     return any(
         any(r.alias_info is not None and not r.alias_info.is_write for r in s.returns)
         or torch._C._dispatch_has_kernel_for_dispatch_key(_full_name(s), "CompositeImplicitAutograd")
         for s in torch._C._jit_get_schemas_for_operator(operator)
-        if _is_dispatched(s)
+        if _is_dispatched(s) and overload in (None, s.overload_name or "default")
     )
 
 

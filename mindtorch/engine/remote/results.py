@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...base.strides import extent
-from .here import bytes_of
+from .host_fallback import bytes_of
 from .wire import WireError
 
 __all__ = ["as_bytes", "check_memory", "contents", "taken_apart"]

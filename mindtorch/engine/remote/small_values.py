@@ -13,7 +13,7 @@ import torch
 
 from ..._ext.encoder import Encoded
 from ..record.arguments import quiet
-from .told import Told
+from .sent_segments import SentSegments
 from .worker import Worker
 
 __all__ = ["Known", "comes_unasked"]
@@ -41,7 +41,7 @@ class Known:
     def clear(self) -> None:
         """Nothing is known any more."""
         self._worker = Worker()
-        self._told = Told(self._ask)
+        self._told = SentSegments(self._ask)
 
     def _ask(self, name: str, *given: Any, nbytes: int = 0) -> None:
         getattr(self._worker, name)(*given)

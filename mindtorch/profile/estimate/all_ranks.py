@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mindtorch.profile.estimate.others import forked, kept
+from mindtorch.profile.estimate.other_ranks import forked, kept
 
 __all__ = ["every_rank", "layout", "spans", "summary", "worth_showing"]
 

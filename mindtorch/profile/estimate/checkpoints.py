@@ -28,7 +28,7 @@ from ...devices.lazy_device import device_at, place_of
 from ...engine.record.meta import MetaTensor, as_meta
 from ...engine.record.predict import MOST_KNOWN
 from ...patch.files import FRAMEWORKS, OpenedFile
-from . import known, saved, transfers
+from . import known_values, saved, transfers
 from .private_files import actual
 
 
@@ -211,7 +211,7 @@ def _again(device: str, numbers: Any, function: Any, args: tuple) -> Any:
     if numbers is not None:
         with torch._C.DisableTorchFunction():
             value = torch.tensor(numbers, dtype=plain.dtype, device="cpu").view(plain.shape)
-        return known.adopt(value, place, computed=True)
+        return known_values.adopt(value, place, computed=True)
     made = as_meta(plain.detach(), place)
     return torch.nn.Parameter(made, plain.requires_grad) if isinstance(plain, torch.nn.Parameter) else made
 
@@ -273,7 +273,9 @@ def _made_from(stored: Any, map_location: Any) -> Any:
     if type(stored) is not _Sizes:
         return copy.deepcopy(stored) if map_location is None else _unpickled(pickle.dumps(stored), map_location)
     place = _place_for(map_location, stored.place)
-    made = as_meta(stored.like, place) if stored.value is None else known.adopt(stored.value, place, computed=True)
+    made = (
+        as_meta(stored.like, place) if stored.value is None else known_values.adopt(stored.value, place, computed=True)
+    )
     if stored.parameter:
         return torch.nn.Parameter(made, stored.requires_grad)
     return made.requires_grad_(stored.requires_grad)

@@ -18,7 +18,7 @@ from mindtorch.engine.record import mixing, predict
 from mindtorch.ops.op_row import FREE_TAGS
 from mindtorch.profile.cost import about
 from mindtorch.profile.cost.work import Work, work
-from mindtorch.profile.estimate import communication, exchanged, known
+from mindtorch.profile.estimate import communication, exchanged, known_values
 from mindtorch.profile.estimate.compiling import FUSED, GRAPHED, TUNED, within_kernels
 from mindtorch.profile.estimate.data_loading import BESIDE, HOSTS
 from mindtorch.profile.measure.collect import describe
@@ -60,16 +60,16 @@ class DistinctCalls:
         if name is not None and (call := exchanged.call_named(name)) is not None:
             op = _bookkeeping(communication.op_name(call))
             self.collectives[call] = len(self._bytes)
-        elif name is not None and name not in known.ran:
+        elif name is not None and name not in known_values.ran:
             op = _bookkeeping(name)
         else:
-            func, args, kwargs, out = call_of(sig) if name is None else known.ran[name]
+            func, args, kwargs, out = call_of(sig) if name is None else known_values.ran[name]
             op = describe(func)
             done = work(func, args, kwargs, out)
             if not op.is_free:
                 flops = None if done.flops is None else (done.flops, done.macs)
             nbytes = _allocated(op, args, out, name is None and not _core.sig_is_view(sig))
-            if name in known.on_host if name is not None else _is_on_host(sig):
+            if name in known_values.on_host if name is not None else _is_on_host(sig):
                 self.on_host.add(len(self._bytes))
         self.ops.append(op)
         self.flops.append(flops)

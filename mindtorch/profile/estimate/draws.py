@@ -1,8 +1,9 @@
 """Random numbers that an estimate has no use for, drawn all the same: the generator is then where a run's would be.
 
-Integers that are drawn have known values (see known.py), floats have none. A program that draws both from one generator
-of the CPU gets the integers of a run only if the floats are drawn, too. They are drawn by torch's own kernels, thrown
-away, and of many only so many that it takes no time to speak of: where there were more, the report says so.
+Integers that are drawn have known values (see known_values.py), floats have none. A program that draws both from one
+generator of the CPU gets the integers of a run only if the floats are drawn, too. They are drawn by torch's own
+kernels, thrown away, and of many only so many that it takes no time to speak of: where there were more, the report
+says so.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from . import (
     deciding,
     fused_attention,
     kernel_limits,
-    known,
+    known_values,
     process_groups,
     refusals,
     saved,
@@ -76,7 +76,7 @@ def estimating(
         fused_attention.of_capability(None if accelerator is None else accelerator.capability)
         cudas = None if accelerator is None else accelerator.count
         kind = Accelerator.kind if accelerator is None else accelerator.kind
-        entered = known.knowing(
+        entered = known_values.knowing(
             assume,
             cudas=cudas,
             current_cuda=current_device,

@@ -43,7 +43,7 @@ from mindtorch.profile.estimate import (
     deciding,
     draws,
     exchanged,
-    known,
+    known_values,
     nccl_memory,
     out_of_memory,
     private_files,
@@ -181,7 +181,7 @@ class Estimator(Run):
         context.forget_loss()
         self.registered.look()
         peak.say_roles(self.registered)
-        self._assumed, self._differ, self._waited = known.assumed(), draws.differ(), list(waiting_loops.said())
+        self._assumed, self._differ, self._waited = known_values.assumed(), draws.differ(), list(waiting_loops.said())
         self._left_alone = private_files.left_alone()
         self._compiled = compiling.number()
         self._precision = about.precision()

@@ -28,7 +28,7 @@ from ...base.errors import UnsupportedOperationError
 from ...base.patching import Patch, existing, replaced
 from ...devices import mode
 from ...devices.lazy_device import place_of
-from . import data_parallel, exchanged, others, saved, sharded, sync_batch_norm
+from . import data_parallel, exchanged, other_ranks, saved, sharded, sync_batch_norm
 from .exchanged import functional
 from .sharded import create
 
@@ -110,8 +110,8 @@ def one_of_many(cluster: Cluster, environment: bool = True) -> Iterator[None]:
         if environment:
             stack.enter_context(started_by_torchrun(cluster))
         stack.enter_context(sharded.classes_forgotten())
-        others = (exchanged, data_parallel, sharded, sync_batch_norm)
-        stack.enter_context(replaced([*patches(), *(p for each in others for p in each.patches())]))
+        parts = (exchanged, data_parallel, sharded, sync_batch_norm)
+        stack.enter_context(replaced([*patches(), *(p for each in parts for p in each.patches())]))
         stack.callback(setattr, sys, "excepthook", hook)
         stack.callback(_leave)
         yield
@@ -251,14 +251,14 @@ def _peer(global_rank: int | None, group: Any, in_group: int | None) -> int:
 
 def _send_object_list(object_list: Any, dst: Any = None, group: Any = None, device: Any = None, group_dst: Any = None,
                       use_batch: bool = False, **_: Any) -> None:  # fmt: skip
-    others.sent(dist.get_rank(), _peer(dst, group, group_dst), object_list)
+    other_ranks.sent(dist.get_rank(), _peer(dst, group, group_dst), object_list)
 
 
 def _recv_object_list(object_list: Any, src: Any = None, group: Any = None, device: Any = None, group_src: Any = None,
                       use_batch: bool = False, **_: Any) -> int:  # fmt: skip
     source = _peer(src, group, group_src)
-    found = others.received(source, dist.get_rank())
-    if found is not others.MISSING:
+    found = other_ranks.received(source, dist.get_rank())
+    if found is not other_ranks.MISSING:
         object_list[:] = found
     return source
 

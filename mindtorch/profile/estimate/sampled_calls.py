@@ -17,7 +17,7 @@ from mindtorch.engine.semantics.owners import named_tensors
 from mindtorch.graph import ComputationGraph
 from mindtorch.graph.capture import gradients_of
 from mindtorch.graph.pending import LogBuilder
-from mindtorch.profile.estimate import known, numbers
+from mindtorch.profile.estimate import known_values, numbers
 from mindtorch.profile.measure.sampling import Sample, Sampling, prefix_of
 
 __all__ = ["SamplingEstimate"]
@@ -34,7 +34,7 @@ class SamplingEstimate(Sampling):
     def _begin(self) -> None:
         ledger.follow(True)
         self._named, self._ends_of_steps, self._gradients, self._newest = {}, [], set(), _tape.newest_id()
-        known.unrecorded, numbers.made = [], []
+        known_values.unrecorded, numbers.made = [], []
 
     def _called(self) -> None:
         self._named = self._names()
@@ -46,7 +46,7 @@ class SamplingEstimate(Sampling):
 
     def _end(self) -> Sample | None:
         flow, position = ledger.follow(False), ledger.position()
-        unrecorded, known.unrecorded = known.unrecorded or [], None
+        unrecorded, known_values.unrecorded = known_values.unrecorded or [], None
         made, numbers.made = numbers.made or [], None
         graph = ComputationGraph()
         builder = LogBuilder(graph, {**self._names(), **self._named}, self._gradients)

@@ -10,7 +10,7 @@ import numpy as np
 from mindtorch import ops
 from mindtorch._ext import lazy as _core
 from mindtorch._ext import ledger
-from mindtorch.profile.estimate import known
+from mindtorch.profile.estimate import known_values
 
 _log = logging.getLogger(__name__)
 #: Losses that torch makes in the memory of their result, element by element, and then calls one number (`resize_`),
@@ -29,7 +29,7 @@ def over(sigs: Any) -> Any:
 
 def _scratch(sig: int) -> int:
     name = ledger.named(sig) if sig else ""
-    ran = known.ran.get(name) if name else None
+    ran = known_values.ran.get(name) if name else None
     if name is None:
         name = _core.sig_info(sig).name
     elif ran is not None:

@@ -155,7 +155,7 @@ def _looked_up(g: SparseGradient) -> int | torch.Tensor:
 # ---- what is told of calls -------------------------------------------------------------------------------------------
 def _noted(func: Any, args: tuple, make: Callable[[], Any]) -> Any:
     """What ``make`` gives, which the ledger logs as that call: it is costed by what the parts hold."""
-    from . import known  # which imports this
+    from . import known_values  # which imports this
 
     given = [t for t in args if isinstance(t, torch.Tensor)]
     if any(not isinstance(t, SparseGradient) and _core.get_handle(t) is None for t in given):
@@ -171,10 +171,10 @@ def _noted(func: Any, args: tuple, make: Callable[[], Any]) -> Any:
     name = _names.setdefault(key, f"{op_name(func)} (sparse {len(_names)})")
     with _ledger.Making(name):
         out = make()
-    if name not in known.ran:
-        known.ran[name] = func, call, {}, plain(out)
+    if name not in known_values.ran:
+        known_values.ran[name] = func, call, {}, plain(out)
         if all(device_at(place).type == "cpu" for place in places):
-            known.on_host.add(name)
+            known_values.on_host.add(name)
     return out
 
 

@@ -18,7 +18,7 @@ from mindtorch._ext import lazy as _core
 from mindtorch._ext import ledger
 from mindtorch.ops import op_name
 from mindtorch.profile.cost.driver import context_bytes, is_amd
-from mindtorch.profile.estimate import known
+from mindtorch.profile.estimate import known_values
 
 _log = logging.getLogger(__name__)
 _KIB = 1 << 10
@@ -66,7 +66,7 @@ class Library:
         if not sig:
             return _NOTHING
         named = ledger.named(sig)
-        ran = known.ran.get(named) if named else None
+        ran = known_values.ran.get(named) if named else None
         if named is not None and ran is None:
             return _NOTHING
         name = _core.sig_info(sig).name if ran is None else op_name(ran[0])

@@ -1,4 +1,4 @@
-"""Memory of this process that shares what is in it with storages of the worker's (SPEC L7, R1).
+"""Memory of this process that is kept equal to storages of the worker (SPEC L7, R1).
 
 Sparse and nested tensors are torch's own, in this process; lazy tensors on the memory of one, or which it was made of,
 are elsewhere. So what is recorded as written there is brought here before a call looks at it, and what was written here
@@ -18,18 +18,18 @@ import torch
 from ..._ext import lazy as _core
 from ...base.errors import MaterializationError
 from ..execute.base import Executor
-from .here import bytes_of
+from .host_fallback import bytes_of
 from .mirrors import Death, Deaths
 from .one_thread import one_thread_at_a_time
 
 if TYPE_CHECKING:
     from .mirrors import Mirrors
 
-__all__ = ["Homes"]
+__all__ = ["SharedStorages"]
 
 
 @one_thread_at_a_time
-class Homes(Executor):
+class SharedStorages(Executor):
     """The part of an executor elsewhere that knows which storages here stand for which there."""
 
     _mirrors: Mirrors
@@ -71,7 +71,7 @@ class Homes(Executor):
             self._mirrors.copies.pop(self._mirrors.numbered(tied[0]), None)
         self._brought.pop(plain._cdata, None)
 
-    def hand_over(self, mirror: torch.UntypedStorage, there: Homes, now: torch.UntypedStorage) -> None:
+    def hand_over(self, mirror: torch.UntypedStorage, there: SharedStorages, now: torch.UntypedStorage) -> None:
         """A storage moves to another executor: memory here that shares it does so there from now on."""
         for at, (tied, death) in list(self._homes.items()):
             if tied._cdata == mirror._cdata and (plain := death()) is not None:
@@ -138,7 +138,7 @@ class Homes(Executor):
 
 
 def _held(mirror: Any) -> torch.Tensor | None:
-    """What `Homes._here` has given for a mirror, if that is still there and as it was."""
+    """What `SharedStorages._here` has given for a mirror, if that is still there and as it was."""
     t = getattr(mirror, "_here", lambda: None)()
     if t is None or (t.shape, t.stride(), t.storage_offset()) != (
         mirror.shape,

@@ -1,4 +1,4 @@
-"""What the worker cannot run, run in the program's process on values that are fetched (SPEC R1)."""
+"""Operations that the worker cannot run: they run in the program's process, on values fetched for them (SPEC R1)."""
 
 from __future__ import annotations
 

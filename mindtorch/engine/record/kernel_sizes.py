@@ -1,4 +1,7 @@
-"""What kernels gave that alone know how much that is, such as a workspace: ``as_seen`` in the op table."""
+"""Results whose size only the kernel knows, such as a workspace (``as_seen`` in the op table).
+
+Once a call has run, the next one like it is recorded with the sizes that the first one gave.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other ranks send to an estimated one: objects that decide how it goes on, as the shapes of a pipeline (SPEC C4).
+"""Objects that other ranks send to an estimated one, such as the shapes of a pipeline (SPEC C4).
 
 Ranks run one at a time. Where one needs an object of another's, that one runs first, in a process of its own, until it
 has sent it; what it sends is kept in files until the estimate is over. That process is forked off a copy of this one

@@ -1,4 +1,4 @@
-"""What a worker has been told of segments, and what it has to be told of the next one (SPEC R1)."""
+"""The plans and definitions that a worker already has, and what the next segment must still send (SPEC R1)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from ..._ext.encoder import Encoded
 from .definitions import Definition, definition
 
-__all__ = ["Told"]
+__all__ = ["SentSegments"]
 
 _MOST = 64 << 20  # bytes of plans beyond which they are all forgotten
 
@@ -38,7 +38,7 @@ def _is_exact(function: str) -> bool:
     return not _EXACT.isdisjoint(function.replace("::", ".").split("."))
 
 
-class Told:
+class SentSegments:
     """ask(name of a request, …, nbytes=…) tells the worker."""
 
     def __init__(self, ask: Callable[..., Any]) -> None:
