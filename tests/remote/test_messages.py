@@ -316,10 +316,10 @@ def test_R1_whether_a_loss_is_finite_follows_from_what_came(dtype: torch.dtype, 
         loss.real.item()
         with counted(loopback) as count:
             found = [bool(test(loss.detach())) for test in (torch.isnan, torch.isinf, torch.isfinite)]
-            assert found == tests and bool(loss.abs().isnan()) == tests[0]
+            assert found == tests
         assert count["waits"] == 0 and count["messages"] <= 1, count
         with counted(loopback) as count:
-            (loss + 1).isnan().item()  # a sum is rounded: only the worker computes it
+            (loss.abs() + 1).isnan().item()  # a sum is rounded: only the worker computes it
         assert count["waits"] == 1, count
 
 

@@ -31,6 +31,9 @@ class Executor(ABC):
     #: May it begin at the end of an optimizer's step, too? More than one such piece may be under way then.
     ahead: bool = False
 
+    #: Messages so far that the program has waited for, where there are messages.
+    waits: int = 0
+
     #: May each tensor of a list be somewhere else? Calls on lists are recorded for one tensor after the other then.
     lists_apart: bool = False
 

@@ -183,7 +183,7 @@ def read(tensors: Sequence[Any], reason: str, whole: bool = False) -> list[torch
     global _awaited
     with lock:
         there = executor()
-        begun, trips = time.perf_counter_ns(), _round_trips(there)
+        begun, waits = time.perf_counter_ns(), there.waits
         _awaited = True
         try:
             values = materialize(tensors, reason)
@@ -191,16 +191,11 @@ def read(tensors: Sequence[Any], reason: str, whole: bool = False) -> list[torch
             _awaited = False
         found = there.fetch(values, whole)
         if there.place == _META:
-            triggers.waited(begun, _round_trips(there) - trips)
+            triggers.waited(begun, there.waits - waits)
         left = there.overlaps and go_on()
         if there.ahead:
             _pace.read(tape.n_recorded, left)
         return found
-
-
-def _round_trips(there: Executor) -> int:
-    """Messages so far whose reply was waited for at once; 0 where the executor does not count them."""
-    return getattr(there, "stats", {}).get("waits", 0) if there.place == _META else 0
 
 
 _awaited = False

@@ -36,6 +36,10 @@ class WrappingExecutor(Executor):
     def ahead(self) -> bool:  # type: ignore[override]
         return self.inner.ahead
 
+    @property
+    def waits(self) -> int:  # type: ignore[override]
+        return self.inner.waits
+
     def machine(self, index: int = 0) -> Machine:
         return self.inner.machine(index)
 

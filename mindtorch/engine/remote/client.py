@@ -97,6 +97,10 @@ class RemoteExecutor(Session, SharedStorages):
             self._expected.discard(number)
 
     @property
+    def waits(self) -> int:  # type: ignore[override]
+        return self.stats["waits"]
+
+    @property
     def overlaps(self) -> bool:  # type: ignore[override]
         """After a read that has waited: the worker has nothing to do now."""
         waits, before = self.stats["waits"], self._went_on

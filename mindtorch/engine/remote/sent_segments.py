@@ -16,7 +16,7 @@ __all__ = ["SentSegments"]
 _MOST = 64 << 20  # bytes of plans beyond which they are all forgotten
 
 #: Of floats, these give the same on every machine, as views of them do: nothing is rounded.
-_EXACT = frozenset({"abs", "isfinite", "isinf", "isnan"})
+_EXACT = frozenset({"isfinite", "isinf", "isnan"})
 
 
 class _Plan:

@@ -117,6 +117,10 @@ class SpreadExecutor(Executor):
         return there.take_from(owner, values)
 
     @property
+    def waits(self) -> int:  # type: ignore[override]
+        return sum(executor.waits for executor in self.executors)
+
+    @property
     def overlaps(self) -> bool:  # type: ignore[override]
         return any([executor.overlaps for executor in self.executors])  # noqa: C419 - each is to be asked
 
