@@ -257,6 +257,7 @@ def nothing_stays_set(settings_of_torch: Callable[[], dict[str, object]]) -> Ite
     def settings() -> dict[str, object]:
         return {
             "executor": values._executor and type(values._executor),
+            "the engine's lock is held": values.lock._is_owned(),  # type: ignore[attr-defined]
             "passes": passes.optimizer._used(),
             "analyzer": None if analysis._analyzer is analysis._own else analysis._analyzer,
             "cache": between.keeper,
