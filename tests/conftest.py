@@ -149,8 +149,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for mark in item.iter_markers("only_on"):
             if executor not in mark.args:
                 item.add_marker(pytest.mark.skip(reason=f"with {executor}: {mark.kwargs['reason']}"))
-    seed = config.getoption("--shuffle")
-    if seed is not None:
+    if (seed := config.getoption("--shuffle")) is not None:
         files = sorted({item.path for item in items})
         random.Random(seed).shuffle(files)
         items.sort(key=lambda item: files.index(item.path))
@@ -254,14 +253,15 @@ def nothing_stays_set(settings_of_torch: Callable[[], dict[str, object]]) -> Ite
     from mindtorch.engine.execute import between, local, values
     from mindtorch.graph import analysis
 
+    from .executors import is_held
+
     def settings() -> dict[str, object]:
         return {
             "executor": values._executor and type(values._executor),
-            "the engine's lock is held": values.lock._is_owned(),  # type: ignore[attr-defined]
+            "the engine's lock is held": is_held(values.lock),
             "passes": passes.optimizer._used(),
             "analyzer": None if analysis._analyzer is analysis._own else analysis._analyzer,
-            "cache": between.keeper,
-            "segment hook": between.listener,
+            "cache, segment hook": (between.keeper, between.listener),
             "observers of operations": tuple(local._observers),
             **settings_of_torch(),
         }
@@ -273,8 +273,7 @@ def nothing_stays_set(settings_of_torch: Callable[[], dict[str, object]]) -> Ite
         after["executor"] = None  # that one was made by the first test that uses it
     elif before["executor"] is None or after["executor"] is None:
         before["executor"], after["executor"] = (one["executor"] or local.LocalExecutor for one in (before, after))
-    left = {name: after[name] for name in after if after[name] != before[name]}
-    assert left == {}, "what the test has set stays set"
+    assert {name: now for name, now in after.items() if now != before[name]} == {}, "what the test has set stays set"
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -29,3 +30,13 @@ def greeted(**given: Any) -> Worker:
     worker = Worker(**given)
     worker.handle(dumps([("hello", tuple(hello.here()))]))
     return worker
+
+
+def is_held(lock: Any) -> bool:
+    """Has a thread a reentrant lock for longer than anything takes that is not broken?"""
+    until = time.monotonic() + 2
+    while not repr(lock).startswith("<unlocked"):
+        if time.monotonic() > until:
+            return True
+        time.sleep(0.01)
+    return False

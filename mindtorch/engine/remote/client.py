@@ -115,15 +115,8 @@ class RemoteExecutor(Session, SharedStorages):
         self._send_on()
 
     def _arrive(self, number: int) -> None:
-        """Take in the replies up to the one with which a storage's contents come unasked, if there is one."""
-        with self._lock:
-            if number not in self._expected or len(self._line) == 1:
-                return
-            self.stats["waits"] += 1
-            while number in self._expected and len(self._line) > 1:
-                failed = self._oldest(every=False)
-                if failed is not None:
-                    raise failed
+        """Wait for the contents of a storage that come unasked, if they do."""
+        self._take_in_while(lambda: number in self._expected)
 
     def machine(self, index: int = 0) -> Machine:
         found = Machine(*self._question("machine"))
@@ -245,11 +238,8 @@ class RemoteExecutor(Session, SharedStorages):
             self._expected.discard(number)
             self._contents.forget(number)
         given = list(numbers[: len(encoded.given)])
-        if (
-            is_awaited()
-            and self._known.computes(encoded, exact)
-            and all(n in self._known or n in self._expected for n in given)
-        ):
+        computes = is_awaited() and self._known.computes(encoded, exact)
+        if computes and all(number in self._known or number in self._expected for number in given):
             for number in given:  # their reply would come before that to the question of the read
                 self._arrive(number)
         self._known.run(encoded, exact, given, written, base)

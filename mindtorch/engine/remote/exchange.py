@@ -133,6 +133,16 @@ class Session:
             if failed is not None:
                 raise failed
 
+    def _take_in_while(self, comes: Callable[[], bool]) -> None:
+        """Take in replies to what was sent ahead until one of them brings it. Raises as `_exchange` does."""
+        with self._lock:
+            if comes() and len(self._line) > 1:
+                self.stats["waits"] += 1
+            while comes() and len(self._line) > 1:
+                failed = self._oldest(every=False)
+                if failed is not None:
+                    raise failed
+
     def _oldest(self, every: bool) -> Exception | None:
         """Take in the reply that has been waited for longest. Returns the failure that is to be told now."""
         message, error = self._line[0], None

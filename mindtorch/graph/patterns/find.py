@@ -14,7 +14,6 @@ from ..._ext.signals import by_signal_handler
 from ...base.plugins import offered
 from ..graph import ComputationGraph
 from .attention import Attention
-from .blocks import Blocks
 from .clipping import GradientClipping
 from .convolution import Convolution
 from .embedding import Embedding
@@ -26,6 +25,7 @@ from .normalization import Normalization
 from .optimizer_update import OptimizerUpdate
 from .pattern import Found, Pattern, Refused, Undecided
 from .recurrent import RecurrentCell
+from .repeats import Blocks
 from .rerun import CannotRun
 from .rotary import Rotary
 from .routing import Routing

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from mindtorch.graph import ComputationGraph, capture
 from mindtorch.graph.patterns import Found, Instance, Pattern, find_patterns
 from mindtorch.graph.patterns import find as find_module
-from mindtorch.graph.patterns.blocks import LEAST, Blocks
 from mindtorch.graph.patterns.flow import FORWARD, Flow
+from mindtorch.graph.patterns.repeats import LEAST, Blocks
 
 WIDTH, HEADS = 16, 2
 
