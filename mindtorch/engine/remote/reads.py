@@ -156,10 +156,9 @@ class Reads:
         if useless:
             self._patience = 2 * self._so_far
             return
-        room, begin = _AHEAD, asked[-1]
-        alive = list(self._mirrors.alive.items())  # other threads' tensors die
-        for number, nbytes in sorted(alive, key=lambda each: (each[0] <= begin, each[0])):  # from there on, in a circle
-            if number in asked or number in self._known or self._is_here(number):
+        room = _AHEAD
+        for number, nbytes in list(self._mirrors.alive.items()):  # other threads' tensors die
+            if number <= asked[-1] or number in self._known or self._is_here(number):
                 continue
             room -= nbytes
             if room < 0:
