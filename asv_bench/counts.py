@@ -128,6 +128,7 @@ def deep() -> torch.nn.Module:
 
 
 ESTIMATE = "estimate of 24 layers"
+EVERY = (*PROGRAMS, ESTIMATE)
 
 
 # ---- counts ----------------------------------------------------------------------------------------------------------
@@ -207,10 +208,10 @@ def _read(result: torch.Tensor) -> None:
     result.sum().item()
 
 
-def counts(only: Container[str] = PROGRAMS) -> dict[str, dict[str, int]]:
+def counts(only: Container[str] = EVERY) -> dict[str, dict[str, int]]:
     """Program → what is counted → how many."""
     found = {name: {**recorded(make), **messages(make)} for name, make in PROGRAMS.items() if name in only}
-    return {**found, ESTIMATE: estimated()} if only is PROGRAMS or ESTIMATE in only else found
+    return {**found, ESTIMATE: estimated()} if ESTIMATE in only else found
 
 
 def differences(old: dict[str, dict[str, int]], new: dict[str, dict[str, int]]) -> list[str]:

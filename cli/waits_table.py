@@ -22,28 +22,29 @@ def lines(waits: Sequence[Waits], seconds: float) -> list[str]:
     """Of a run of so many seconds; of each line of the program: its reads, messages that they waited for, and time."""
     if not waits:
         return ["genie run: the program read no value that another process computed: it waited for none"]
-    spent, messages = sum(row.seconds for row in waits), sum(row.messages for row in waits)
+    reads, messages, spent = _sums(waits)
     names = short_names([row.where[0] for row in waits if row.where is not None])
-    reads = counted(sum(row.reads for row in waits), "read")
     found = [
         (
-            f"genie run: {reads} of values took {units.seconds(spent)} of {units.seconds(seconds)} and waited for the "
-            f"replies to {counted(messages, 'message')}; by line:"
+            f"genie run: {counted(reads, 'read')} of values took {units.seconds(spent)} of {units.seconds(seconds)} "
+            f"and waited for the replies to {counted(messages, 'message')}; by line:"
         ),
         f"  {'reads':>9}{'messages':>10}{'time':>10}{'a message':>11}   line",
     ]
     for row in waits[:_MOST]:
         each = units.seconds(row.seconds / row.messages) if row.messages else "-"
-        found.append(
-            f"  {row.reads:>9,}{row.messages:>10,}{units.seconds(row.seconds):>10}{each:>11}   {line_of(row, names)}"
-        )
-    if len(waits) > _MOST:
-        rest = waits[_MOST:]
-        found.append(
-            f"  {sum(row.reads for row in rest):>9,}{sum(row.messages for row in rest):>10,}"
-            f"{units.seconds(sum(row.seconds for row in rest)):>10}{'':>11}   {counted(len(rest), 'other line')}"
-        )
+        found.append(_line(row.reads, row.messages, row.seconds, each, line_of(row, names)))
+    if rest := waits[_MOST:]:
+        found.append(_line(*_sums(rest), "", counted(len(rest), "other line")))
     return found
+
+
+def _sums(waits: Sequence[Waits]) -> tuple[int, int, float]:
+    return sum(row.reads for row in waits), sum(row.messages for row in waits), sum(row.seconds for row in waits)
+
+
+def _line(reads: int, messages: int, seconds: float, each: str, where: str) -> str:
+    return f"  {reads:>9,}{messages:>10,}{units.seconds(seconds):>10}{each:>11}   {where}"
 
 
 def line_of(row: Waits, names: dict[str, str] | None = None) -> str:

@@ -138,8 +138,8 @@ def test_L14_a_write_gives_a_new_name() -> None:
 def test_L14_a_large_write_is_named_by_what_wrote_it(monkeypatch: pytest.MonkeyPatch) -> None:
     large = torch.arange(2.0**21)  # 8 MiB
     hashed: list[int] = []
-    read = content_names._bytes_of
-    monkeypatch.setattr(content_names, "_bytes_of", lambda storage: hashed.append(storage.nbytes()) or read(storage))
+    read = content_names.memory_of
+    monkeypatch.setattr(content_names, "memory_of", lambda storage: hashed.append(storage.nbytes()) or read(storage))
     with mindtorch.cache():
         for _ in range(2):
             x = large.to(LAZY)
@@ -171,8 +171,8 @@ def test_L14_a_write_that_was_found_gives_a_new_name_too() -> None:
 
 def test_L14_results_have_names_of_their_own_and_are_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[int] = []
-    read = content_names._bytes_of
-    monkeypatch.setattr(content_names, "_bytes_of", lambda storage: hashed.append(storage.nbytes()) or read(storage))
+    read = content_names.memory_of
+    monkeypatch.setattr(content_names, "memory_of", lambda storage: hashed.append(storage.nbytes()) or read(storage))
     with mindtorch.cache():
         for _ in range(2):
             x = up(1, 2, 3)

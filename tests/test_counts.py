@@ -16,7 +16,7 @@ import sys
 sys.path.insert(0, {folder!r})
 import counts
 {planted}
-now = counts.counts({only!r} or counts.PROGRAMS)
+now = counts.counts({only!r} or counts.EVERY)
 print(counts.json.dumps([counts.environment(), counts.differences(counts.kept() or {{}}, now)]))
 """
 

@@ -161,13 +161,12 @@ def test_R1_tokens_that_two_tests_look_at_are_waited_for_once(
             unfinished = unfinished & ~done
             if unfinished.max() == 0:
                 break
-            waits.append(loopback.stats["waits"] - before)
+            if device == LAZY:
+                waits.append(loopback.stats["waits"] - before)
         return tokens
 
     same_as_eager(program)
-    assert waits[:20] == [0] * 20 or waits[20:] == [0] * 20  # of them, those of the CPU
-    found = waits[20:] if waits[:20] == [0] * 20 else waits[:20]
-    assert found[2:] == [1] * 18, found
+    assert waits[2:] == [1] * 18, waits
 
 
 def test_R1_a_small_value_that_comes_late_is_not_what_was_written_since(

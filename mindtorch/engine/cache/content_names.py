@@ -8,7 +8,6 @@ processor, the states of the generators that it draws from.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import hashlib
 import os
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ...base import VERSION, hardware
+from ...base.storage_memory import memory_of
 from ..execute import ambient, between
 from ..remote import functions
 from ..remote.definitions import definition
@@ -68,7 +68,7 @@ class Names:
         lent = between.is_lent(storage)
         if found is not None and found[0] is self and not lent:
             return found[1]  # type: ignore[no-any-return]
-        name = hashlib.sha256(_bytes_of(storage)).digest()
+        name = hashlib.sha256(memory_of(storage)).digest()
         self.give(storage, name)
         return name
 
@@ -211,9 +211,3 @@ def why_not(name: str) -> str:
     if any(torch.Tag.nondeterministic_bitwise in getattr(packet, each).tags for each in overloads):
         return f"{name} may give different bits each time"
     return ""
-
-
-def _bytes_of(storage: torch.UntypedStorage) -> Any:
-    """The bytes of a storage of the CPU, not copied."""
-    n = storage.nbytes()
-    return memoryview((ctypes.c_char * n).from_address(torch.UntypedStorage.data_ptr(storage))) if n else b""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..._ext import lazy as _core
+from ...base.storage_memory import memory_of
 from ..execute.local import LocalExecutor
 from .mirrors import view
 
@@ -78,6 +78,4 @@ def _mirror_again(executor: RemoteExecutor, back: dict[int, Any], homes: dict[in
 
 def bytes_of(storage: torch.UntypedStorage) -> bytes:
     """What is in a storage of this process."""
-    # Not by numpy: a storage that it has looked at cannot be resized any more. Nor by the object's `data_ptr`, which
-    # says where the worker's is once the program has it (`LazyTensor.untyped_storage`).
-    return ctypes.string_at(torch.UntypedStorage.data_ptr(storage), storage.nbytes()) if storage.nbytes() else b""
+    return bytes(memory_of(storage))

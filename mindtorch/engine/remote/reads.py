@@ -94,8 +94,6 @@ class Reads:
                 held[number] = copy
             elif number in self._known:
                 answers[number] = "bytes", self._known.storage(number)
-            elif number in self._kept:
-                answers[number] = "bytes", self._kept[number]
             else:
                 self._session._ask("storage", number, answer=functools.partial(answers.__setitem__, number))
         asked = [number for number in numbers if number not in held and number not in answers]
@@ -123,19 +121,18 @@ class Reads:
         self._mirrors.copies.pop(number, None)
         self._room += len(self._kept.pop(number, b""))
 
-    def _copy(self, number: int) -> Any:
-        """The copy of a storage that is still alive here, or None."""
-        reference = self._mirrors.copies.get(number)
-        storage = None if reference is None else reference()
+    def _copy(self, number: int) -> torch.UntypedStorage | None:
+        """The copy of a storage that is still alive here, else one of what is kept of it, else None."""
+        storage = self._alive(number)
         if storage is None and number in self._kept:
             return self.copied(number, self._kept[number])
         if storage is not None and self._ahead.get(number) is storage:
             self._used.add(number)
         return storage
 
-    def _is_here(self, number: int) -> bool:
+    def _alive(self, number: int) -> torch.UntypedStorage | None:
         reference = self._mirrors.copies.get(number)
-        return number in self._kept or (reference is not None and reference() is not None)
+        return None if reference is None else reference()
 
     def copied(self, number: int, data: bytes) -> torch.UntypedStorage:
         """Memory of this process with a storage's contents."""
@@ -158,7 +155,8 @@ class Reads:
             return
         room = _AHEAD
         for number, nbytes in list(self._mirrors.alive.items()):  # other threads' tensors die
-            if number <= asked[-1] or number in self._known or self._is_here(number):
+            here = number in self._known or number in self._kept or self._alive(number) is not None
+            if here or number <= asked[-1]:
                 continue
             room -= nbytes
             if room < 0:

@@ -11,7 +11,7 @@ import torch
 from ..._ext.encoder import Encoded
 from .definitions import Definition, definition
 
-__all__ = ["SentSegments"]
+__all__ = ["SentSegments", "is_float"]
 
 _MOST = 64 << 20  # bytes of plans beyond which they are all forgotten
 
@@ -29,7 +29,8 @@ class _Plan:
         self.number, self.numbers, self.exact = number, numbers, exact
 
 
-def _is_float(dtype: torch.dtype) -> bool:
+def is_float(dtype: torch.dtype) -> bool:
+    """Are its numbers rounded, as complex ones are, too?"""
     return dtype.is_floating_point or dtype.is_complex
 
 
@@ -85,8 +86,8 @@ class SentSegments:
                 known = new[call] = len(self._definitions) + len(new), definition(encoded.origin(k)[1])
             number, made = known
             inputs = encoded.inputs(k)
-            reads = any(computed[n // 2] if n % 2 else _is_float(given[n // 2][0]) for n in inputs)
-            gives = [_is_float(dtype) for dtype, *_ in made.predicted]
+            reads = any(computed[n // 2] if n % 2 else is_float(given[n // 2][0]) for n in inputs)
+            gives = [is_float(dtype) for dtype, *_ in made.predicted]
             computed += gives
             exact &= made.random < 0 and (not (reads or any(gives)) or made.view or _is_exact(made.function))
             records.append((number, encoded.grad(k), *inputs))

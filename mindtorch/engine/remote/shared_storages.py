@@ -17,6 +17,7 @@ import torch
 
 from ..._ext import lazy as _core
 from ...base.errors import MaterializationError
+from ...base.storage_memory import memory_of
 from ..execute.base import Executor
 from .host_fallback import bytes_of
 from .mirrors import Death, Deaths
@@ -93,7 +94,7 @@ class SharedStorages(Executor):
             if held[number] is not plain:
                 if len(data) != plain.nbytes():
                     raise _resized()
-                ctypes.memmove(torch.UntypedStorage.data_ptr(plain), data, len(data))
+                ctypes.memmove(memory_of(plain), data, len(data))
                 self._mirrors.copies[number] = weakref.ref(plain)
             self._brought[plain._cdata] = weakref.ref(plain), data, plain
 

@@ -13,7 +13,7 @@ import torch
 
 from ..._ext.encoder import Encoded
 from ..record.arguments import quiet
-from .sent_segments import SentSegments
+from .sent_segments import SentSegments, is_float
 from .worker import Worker
 
 __all__ = ["Known", "comes_unasked"]
@@ -28,8 +28,7 @@ def comes_unasked(mirror: torch.Tensor) -> bool:
 
     Of integers and booleans more than of floats: what a program decides by, such as tokens, follows from them.
     """
-    computed = mirror.dtype.is_floating_point or mirror.dtype.is_complex
-    return mirror.untyped_storage().nbytes() <= (_UNASKED if computed else _MOST)
+    return mirror.untyped_storage().nbytes() <= (_UNASKED if is_float(mirror.dtype) else _MOST)
 
 
 class Known:

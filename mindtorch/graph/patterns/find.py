@@ -121,7 +121,7 @@ def find_patterns(
         of_it, nodes = [], set(taken)
         if pattern.phases not in flows:
             flow = Flow(graph, pattern.phases)
-            flows[pattern.phases] = flow, Blocks.of(flow)
+            flows[pattern.phases] = flow, Blocks.of(flow) if flow.nodes else None
         flow, blocks = flows[pattern.phases]
         if not flow.nodes:
             continue
