@@ -16,8 +16,10 @@ from mindtorch.graph.boxes import inside
 from mindtorch.graph.picture import boxes
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-OFFLINE = ("--headless", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND", "--no-first-run",
-           "--disable-background-networking", "--disable-component-update", "--disable-sync")  # fmt: skip
+#: Every stage of a frame is run: the page draws its arrows when its boxes have got their sizes (a ResizeObserver).
+OFFLINE = ("--headless", "--run-all-compositor-stages-before-draw", "--no-sandbox", "--disable-gpu", "--no-first-run",
+           "--host-resolver-rules=MAP * ~NOTFOUND", "--disable-background-networking", "--disable-component-update",
+           "--disable-sync")  # fmt: skip
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine: the page was shown to no browser")
 
