@@ -28,7 +28,7 @@ from mindtorch.engine.remote.loopback import LoopbackExecutor
 from mindtorch.profile.estimate.estimator import Estimator
 
 KEPT = Path(__file__).with_name("counts.json")
-OURS = str(Path(mindtorch.__file__).parent)
+OURS = mindtorch.__path__[0]  # in a checkout's root with `-c`, __file__ is the checkout's, and the rest is not
 LAZY = "remote_accelerator:0"
 
 
