@@ -777,9 +777,9 @@ def make_binary(func, fallback, bint reflected=False):
                 return fallback(self, other)
             room(128)
             start(info, 2, 0)
-            status = encode(<PyObject *>other if reflected else <PyObject *>self, 0)
+            status = encode(<PyObject *>other if reflected else <PyObject *>self)
             if not status:
-                status = encode(<PyObject *>self if reflected else <PyObject *>other, 0)
+                status = encode(<PyObject *>self if reflected else <PyObject *>other)
             if not status:
                 out = known(info)
                 if out is not NOT_RECORDED:

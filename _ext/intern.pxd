@@ -44,7 +44,7 @@ cdef class Interner:
     cdef size_t at_once            # bytes at which to look for those that are not found again, either
     cdef size_t evict_at           # as `at_once`, and more when much is in use
     cdef uint64_t evictions        # times that ids may have gone
-    cdef uint32_t frozen           # no entry may go: somebody holds an id that is not counted yet
+    cdef readonly uint32_t frozen  # no entry may go: somebody holds an id that is not counted yet
     cdef object size_type          # torch.Size
 
     cdef uint32_t meta_id(self, object dtype, object size, object stride, int64_t offset, int16_t device,

@@ -29,7 +29,7 @@ cdef struct Key:
 cdef Key *current_key() noexcept
 cdef int room(size_t extra) except -1
 cdef void start(OpInfo info, uint8_t nargs, uint8_t nkw) noexcept
-cdef int encode(PyObject *o, int depth) except -1
+cdef int encode(PyObject *o) except -1
 cdef int encode_call(OpInfo info, tuple args, dict kwargs) except -1
 cdef int encode_vector(OpInfo info, PyObject **given, Py_ssize_t n, PyObject *names) except -1
 cdef bint is_ours(PyObject *o) noexcept            # is it of a class that calls return?

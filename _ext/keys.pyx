@@ -196,8 +196,13 @@ cdef bint _beside(double d) noexcept:
     return True
 
 
-cdef int encode(PyObject *o, int depth) except -1:
+cdef int encode(PyObject *o) except -1:
     """Append one argument to the key. Runs no Python code; returns OK, FOREIGN or MIXED."""
+    return _encode(o, 0)
+
+
+cdef int _encode(PyObject *o, int depth) except -1:
+    # `depth`: of the lists and tuples that it is in.
     cdef PyObject *ty = type_of(o)
     cdef int overflow = 0
     cdef int64_t i64
@@ -247,7 +252,7 @@ cdef int encode(PyObject *o, int depth) except -1:
         _byte(TAG_TUPLE)
         _raw(&n, 2)
         for k in range(size):
-            status = encode(<PyObject *>PyTuple_GET_ITEM(<object>o, k), depth + 1)
+            status = _encode(<PyObject *>PyTuple_GET_ITEM(<object>o, k), depth + 1)
             if status:
                 return status
         return OK
@@ -259,7 +264,7 @@ cdef int encode(PyObject *o, int depth) except -1:
         _byte(TAG_LIST)
         _raw(&n, 2)
         for k in range(size):
-            status = encode(<PyObject *>PyList_GET_ITEM(<object>o, k), depth + 1)
+            status = _encode(<PyObject *>PyList_GET_ITEM(<object>o, k), depth + 1)
             if status:
                 return status
         return OK
@@ -332,7 +337,7 @@ cdef int encode_call(OpInfo info, tuple args, dict kwargs) except -1:
     room(64)
     start(info, <uint8_t>n, <uint8_t>nkw)
     for k in range(n):
-        status = encode(<PyObject *>PyTuple_GET_ITEM(args, k), 0)
+        status = encode(<PyObject *>PyTuple_GET_ITEM(args, k))
         if status:
             return status
     if nkw:
@@ -340,7 +345,7 @@ cdef int encode_call(OpInfo info, tuple args, dict kwargs) except -1:
             name = _interned_name(name)
             room(64)
             _raw(&name, sizeof(name))
-            status = encode(value, 0)
+            status = encode(value)
             if status:
                 return status
     return OK
@@ -361,7 +366,7 @@ cdef int encode_vector(OpInfo info, PyObject **given, Py_ssize_t n, PyObject *na
             name = _interned_name(<PyObject *>PyTuple_GET_ITEM(<object>names, k - n))
             room(64)
             _raw(&name, sizeof(name))
-        status = encode(given[k], 0)
+        status = encode(given[k])
         if status:
             return status
     return OK

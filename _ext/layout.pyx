@@ -159,7 +159,7 @@ cdef int64_t numel(const Operand *op) noexcept:
 cdef void make_contiguous(Operand *op) noexcept:
     cdef int64_t step = 1
     cdef int i
-    for i in range(op.ndim - 1, -1, -1):
+    for i in reversed(range(op.ndim)):
         op.stride[i] = step
         step *= op.size[i] if op.size[i] > 1 else 1
 
@@ -181,7 +181,7 @@ cdef bint is_contiguous(const Operand *op) noexcept:
     cdef int i
     if numel(op) == 0:
         return True
-    for i in range(op.ndim - 1, -1, -1):
+    for i in reversed(range(op.ndim)):
         if op.size[i] != 1:
             if op.stride[i] != expected:
                 return False
@@ -193,7 +193,7 @@ cdef bint is_evenly_contiguous(const Operand *op) noexcept:
     """Contiguous, dimensions of size 1 included: what a newly made tensor has. Never also channels-last."""
     cdef int64_t expected = 1
     cdef int i
-    for i in range(op.ndim - 1, -1, -1):
+    for i in reversed(range(op.ndim)):
         if op.stride[i] != expected:
             return False
         expected *= op.size[i] if op.size[i] > 1 else 1
@@ -276,7 +276,7 @@ cdef void preserve(Operand *op) noexcept:
         perm[i] = op.ndim - 1 - i
     for i in range(1, op.ndim):
         b = i
-        for a in range(i - 1, -1, -1):
+        for a in reversed(range(i)):
             compared = 0
             if op.stride[perm[a]] != 0 and op.stride[perm[b]] != 0:
                 if op.stride[perm[a]] < op.stride[perm[b]]:
@@ -368,7 +368,7 @@ cdef bint iterate(const Operand *ops, int n, Operand *out) noexcept:
         perm[i] = out.ndim - 1 - i
     for i in range(1, out.ndim):
         b = i
-        for a in range(i - 1, -1, -1):
+        for a in reversed(range(i)):
             compared = _compare(strides, n, out, perm[a], perm[b])
             if compared > 0:
                 other = perm[a]

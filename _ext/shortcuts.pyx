@@ -142,7 +142,7 @@ cdef bint is_encoded(OpInfo info, tuple args, dict kwargs) except -1:
     room(64)
     start(info, 2, 0)
     index = PyTuple_GET_ITEM(args, 1)
-    if encode(PyTuple_GET_ITEM(args, 0), 0) != OK or not 0 <= K.device < NO_PLACE:
+    if encode(PyTuple_GET_ITEM(args, 0)) != OK or not 0 <= K.device < NO_PLACE:
         return False
     if type(<object>index) is not tuple:
         return is_index(index)
@@ -160,10 +160,10 @@ cdef bint is_index(PyObject *o) except -1:
         K.buf[K.n] = SLICE
         K.n += 1
         for part in (one.start, one.stop, one.step):
-            if part is not None and type(part) is not int or encode(<PyObject *>part, 0) != OK:
+            if part is not None and type(part) is not int or encode(<PyObject *>part) != OK:
                 return False
         return True
-    return (one is None or one is Ellipsis or type(one) is int) and encode(o, 0) == OK
+    return (one is None or one is Ellipsis or type(one) is int) and encode(o) == OK
 
 
 cdef inline Way **place_of(uint32_t hash) noexcept:
@@ -374,7 +374,7 @@ cdef bint is_write(Way *made, uint64_t since, int64_t before, object out) except
     cdef Record *r = tape.record(since)
     cdef SigS *s = sig_of(r)
     cdef uint32_t i
-    if s == NULL or not s.flags & SIG_WRITES or s.n_out or s.ret == NULL or (<OpInfo>s.info).bumps:
+    if s == NULL or not s.flags & SIG_WRITES or s.n_out or (<OpInfo>s.info).bumps:
         return False
     if <object>s.ret != (RETURNS_TENSOR, -1) or K.objs[0] != <PyObject *>out or version(K.objs[0]) != before + 1:
         return False
@@ -392,7 +392,7 @@ cdef bint is_new(Way *made, uint64_t since, object out) except -1:
     cdef Record *r = tape.record(since)
     cdef SigS *s = sig_of(r)
     cdef Handle h = handle_of(out)
-    if s == NULL or s.flags & (SIG_WRITES | SIG_VIEW) or s.n_out != 1 or s.ret or not has_the_calls_inputs(r, s):
+    if s == NULL or s.n_out != 1 or s.ret or not has_the_calls_inputs(r, s):
         return False
     if h is None or h.slot != rec_outs(r, s)[0] or h.meta != sig_out_meta(s)[0] or sig_alias(s)[0] != NO_ALIAS:
         return False

@@ -258,7 +258,7 @@ def nothing_stays_set(settings_of_torch: Callable[[], dict[str, object]]) -> Ite
     def settings() -> dict[str, object]:
         return {
             "executor": values._executor and type(values._executor),
-            "the engine's lock is held": is_held(values.lock),
+            "the engine's lock is held, numbers are": (is_held(values.lock), values.tape.interner.frozen),
             "passes": passes.optimizer._used(),
             "analyzer": None if analysis._analyzer is analysis._own else analysis._analyzer,
             "cache, segment hook": (between.keeper, between.listener),

@@ -198,7 +198,7 @@ def set_tracking(tracking: Any) -> None:
 def in_use() -> None:
     """A lazy tensor is about to be made."""
     global _tracked
-    if not _tracked and _tracking is not None:
+    if not _tracked:
         with values.lock:  # other threads wait
             if not _tracked:
                 listen()
