@@ -67,8 +67,9 @@ NEAREST = {
     "_ext/hooks.pyx": "test_lazy_surroundings.py test_lazy_creation.py test_lazy_wrappers.py"
     " estimate/test_estimating.py",
     "_ext/intercept.pyx": "test_lazy_tensor.py test_lazy_function_entries.py test_lazy_modes.py"
-    " test_lazy_autograd_writes.py test_lazy_mistakes.py test_lazy_eager.py programs/test_programs.py"
-    " estimate/test_as_written.py",
+    " test_lazy_autograd_writes.py test_lazy_mistakes.py test_lazy_eager.py test_lazy_products.py"
+    " test_lazy_view_chains.py test_lazy_shortcuts.py programs/test_programs.py estimate/test_as_written.py"
+    " estimate/test_known.py",
     "_ext/in_flight.pyx": "npu/test_failing_calls.py npu/test_profile.py",
     "_ext/intern.pyx": "ext/test_tape.py ext/test_tables.py test_execute.py test_lazy_tensor.py"
     " programs/test_programs.py",
@@ -77,7 +78,7 @@ NEAREST = {
     "_ext/catching.pyx": "test_native_calls.py",
     "_ext/module_state.pyx": "test_generation.py test_generation_caches.py",
     "_ext/native_calls.pyx": "test_native_calls.py",
-    "_ext/native_views.pyx": "test_lazy_shortcuts_around.py test_lazy_shortcuts.py",
+    "_ext/native_views.pyx": "test_lazy_shortcuts_around.py test_lazy_shortcuts.py test_native_calls.py",
     "_ext/local_state.pyx": "test_lazy_shortcuts_around.py test_lazy_modes.py",
     "_ext/kept_wrappers.pyx": "test_lazy_kept_wrappers.py",
     "_ext/keys.pyx": "test_lazy_function_entries.py test_lazy_products.py test_lazy_floats.py test_lazy_mistakes.py"
@@ -131,8 +132,10 @@ NEAREST = {
     "engine/passes/native.py": "test_native_calls.py",
     "engine/passes/*": "test_passes.py test_passes_functions.py programs/test_passes.py",
     "engine/record/arguments.py engine/record/eager.py": "test_lazy_operators.py test_lazy_eager.py"
-    " test_lazy_autograd_writes.py test_lazy_sparse.py test_lazy_errors.py test_meta.py programs/test_programs.py",
-    "engine/record/gradients.py engine/record/inside.py": "test_lazy_autograd.py test_lazy_transforms.py",
+    " test_lazy_autograd_writes.py test_lazy_sparse.py test_lazy_errors.py test_meta.py remote/test_loopback.py"
+    " estimate/test_accelerator.py programs/test_programs.py",
+    "engine/record/gradients.py engine/record/inside.py": "test_lazy_autograd.py test_lazy_transforms.py"
+    " semantics/test_phases.py",
     "engine/record/handlers.py": "test_lazy_tensor.py test_lazy_creation.py test_lazy_methods.py test_lazy_storage.py"
     " test_lazy_late_errors.py test_lazy_operators.py test_lazy_autograd.py estimate/test_known.py test_lazy_sparse.py"
     " programs/test_programs.py",
@@ -188,7 +191,7 @@ CAST = re.compile(r"<\s*[A-Za-z_][\w. ]*[* ]*\??>")
 #: ours make room for, the length of an array that is declared, and the length that memory is about to grow to.
 ROOMY = re.compile(
     r"\b(malloc|calloc|realloc|_?room|reserve)\(([^()/-]|\(([^()/-]|\([^()/-]*\))*\))*(\)|$)"
-    r"|^\s*cdef \w+ \*?\w+\[\d+\]|^\s*(cdef (size_t|uint32_t) )?cap = [^/]+$|^\s*wanted = max\([^/]+$"
+    r"|^\s*cdef \w+ \*?\w+\[[\w +*]+\]|^\s*(cdef (size_t|uint32_t) )?cap = [^/]+$|^\s*wanted = max\([^/]+$"
 )
 #: What a function in C gives where it raises.
 RAISES = re.compile(r"\bexcept\s?\??\s?-?\s?\d+( nogil)?:$")

@@ -217,3 +217,23 @@ def test_L9_mistakes_with_large_tensors_are_raised_at_the_call(name: str) -> Non
     else:
         assert type(lazy) is type(eager), f"{lazy!r}, eager {eager!r}"
         assert str(lazy) == str(eager)
+
+
+ENDLESS: dict[str, Callable[[list[object]], object]] = {
+    "stack": lambda given: torch.stack(given),  # type: ignore[arg-type]
+    "cat": lambda given: torch.cat(given),  # type: ignore[arg-type]
+    "add": lambda given: torch.add(torch.ones(2, device=given[0].device), given),  # type: ignore[attr-defined, call-overload]
+}
+
+
+@pytest.mark.parametrize("inner", [list, tuple])
+@pytest.mark.parametrize("call", ENDLESS)
+def test_L9_a_list_that_is_in_itself_is_refused_in_eagers_words(call: str, inner: type) -> None:
+    said = []
+    for device in ("cpu", "remote_accelerator:0"):
+        given: list[object] = [torch.ones(2, device=device)]
+        given.append(given if inner is list else (given,))
+        with pytest.raises(TypeError) as refused:
+            ENDLESS[call](given)
+        said.append(str(refused.value))
+    assert said[0] == said[1]

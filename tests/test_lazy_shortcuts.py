@@ -139,6 +139,14 @@ def test_S14_a_write_is_as_torch_makes_it(form: str, gradient: str | None) -> No
             assert (lazy.requires_grad, lazy.grad_fn, lazy.is_leaf) == (plain.requires_grad, None, True)
 
 
+@pytest.mark.parametrize("form", ["add_ an int", "zero_"])
+def test_S14_a_remembered_write_takes_a_hundred_bytes_at_most(form: str) -> None:
+    x = torch.ones(3, device=LAZY)
+    WRITES[form](x, x, 1.0), WRITES[form](x, x, 1.0)
+    calls, size = shortcuts.remembered()
+    assert calls == 1 and 0 < size <= 100  # what makes views takes more
+
+
 def test_S14_the_third_write_is_made_at_once_with_another_float() -> None:
     x, y = torch.ones(3, device=LAZY), torch.ones(3, device=LAZY)
     x.addcdiv_(y, y, value=-0.5), x.addcdiv_(y, y, value=-0.25)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from mindtorch.engine.record import trial
 from mindtorch.engine.record.shrink import copies, dense, strides
 
 F32 = torch.float32
@@ -157,3 +159,22 @@ def test_M3_copies_are_smaller_than_what_they_are_of() -> None:
         assert all(
             (old <= 4 and new == old) or (old > 4 and 8 <= new < old) for old, new in zip(size, made, strict=True)
         )
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_L9_where_no_copy_can_be_made_nothing_is_known(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial.shrink, "copies", lambda *_: iter(()))
+    call = SimpleNamespace(name="aten::relu", call=torch.ops.aten.relu.default)
+    assert trial._on_copies(call, (), {}, [], (), lambda *_: None, large) is None
+
+
+@pytest.mark.parametrize(("elements", "copied"), [(1 << 14, False), ((1 << 14) + 1, True)])
+def test_L9_calls_of_up_to_so_many_elements_are_tried_as_they_are(
+    elements: int, copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[bool] = []
+    monkeypatch.setattr(trial, "_on_copies", lambda *_: tried.append(True))
+    monkeypatch.setattr(trial, "_passes_as_it_is", lambda *_: tried.append(False) or True)
+    facts = [(torch.float32, torch.Size([elements]), (1,), 0)]
+    assert trial.passes(SimpleNamespace(name="aten::relu"), (), {}, facts, ([],), lambda *_: None)
+    assert tried[0] is copied

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,6 +111,15 @@ def test_S6_a_view_of_views_is_a_few_steps_from_its_base(name: str, requires_gra
     assert max(steps(v) for v in made[1:] if v._is_view()) <= FEW
     assert steps(made[-1]) == view_chains.steps(made[-1])
     assert made[-1]._base is made[0]
+
+
+def test_S6_each_fifth_view_of_a_chain_is_made_from_the_base() -> None:
+    made = chain(VIEWS["operator"][0], start_of("operator", DEVICE), 12)
+    assert [view_chains.steps(v) for v in made] == [0, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4]
+
+
+def test_S6_a_torch_that_lacks_what_short_chains_rest_on_is_told_apart() -> None:
+    assert view_chains.init(SimpleNamespace(_C=SimpleNamespace())) is False
 
 
 def test_S6_a_few_steps_without_gradients_too() -> None:

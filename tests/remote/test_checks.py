@@ -150,11 +150,23 @@ def fetched(**other: object) -> list[tuple]:
     return [("upload", 1, bytes(16)), ("fetch", tuple(named.values()))]
 
 
+def called(base: int = 5, random: int = -1) -> list[tuple]:
+    """A call by a worker."""
+    return [UPLOAD, ("call", base, [DESCRIBED], RELU[0], (Reference(0),), {}, True, random)]
+
+
 @pytest.mark.parametrize(
     ("taken", "refused", "why"),
     [
         ([("upload", (1 << 62) - 1, b"")], [("upload", 1 << 62, b"")], "number of a storage"),
         ([("upload", 1, b"")], [("upload", 0, b"")], "number of a storage, got 0"),
+        ([("get_state", 127)], [("get_state", 128)], "a generator in 0..127, got 128"),
+        ([("get_state", 0)], [("get_state", -1)], "a generator in 0..127, got -1"),
+        ([("seed", 1, [0, 127])], [("seed", 1, [0, 128])], "a generator in 0..127, got 128"),
+        (called(base=1), called(base=0), "number of a storage, got 0"),
+        (called(base=(1 << 62) - 1), called(base=1 << 62), "number of a storage"),
+        (called(random=-1), called(random=-2), "index of a generator, got -2"),
+        (called(random=127), called(random=128), "index of a generator, got 128"),
         ([(*FILE[:3], (1 << 48) - 1, *FILE[4:])], [(*FILE[:3], 1 << 48, *FILE[4:])], "an offset in 0"),
         ([(*FILE[:4], (1 << 48) - 1, FILE[5])], [(*FILE[:4], 1 << 48, FILE[5])], "bytes in 0"),
         ([FILE], [(*FILE[:5], bytes(31))], "a digest, got 31 bytes"),
