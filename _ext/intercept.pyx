@@ -485,26 +485,28 @@ cdef uint32_t _scripted(OpInfo info) except? 0:
 
     0: not found; if K.n is 0 then, the call has to be taken apart each time.
     """
-    cdef uint32_t i, serial = K.serial
-    if logging or not listening or K.device >= 0 or K.n_ins > MAX_SEEN:
-        K.n = 0
-        return 0
-    for i in range(K.n_ins):
-        if has_kept(K.ins[i]):
-            K.n = 0
-            return 0
-    if not grad_is_off() and K.uncertain or info.kind != KIND_HANDLER and not (info.handler is None or info.handler()):
-        K.n = 0
-        return 0
-    if K.serial == serial:
-        below(_look, NOTHING, NOTHING)
-    if K.serial != serial:             # a finalizer has come in between
+    if not _is_the_same_each_time(info):
         K.n = 0
         return 0
     room(4)
     memcpy(K.buf + K.n, &seen, 4)
     K.n += 4
     return tape.interner.find_sig(K.buf, <uint32_t>K.n, hash_key(K.buf, <uint32_t>K.n))
+
+
+cdef bint _is_the_same_each_time(OpInfo info) except -1:
+    """Does what the encoded call comes to depend on no more than its arguments and what is then in `seen`?"""
+    cdef uint32_t i, serial = K.serial
+    if logging or not listening or K.device >= 0 or K.n_ins > MAX_SEEN:
+        return False
+    for i in range(K.n_ins):
+        if has_kept(K.ins[i]):
+            return False
+    if not grad_is_off() and K.uncertain or info.kind != KIND_HANDLER and not (info.handler is None or info.handler()):
+        return False
+    if K.serial == serial:
+        below(_look, NOTHING, NOTHING)
+    return K.serial == serial          # else a finalizer has come in between
 
 
 def _look():

@@ -255,5 +255,7 @@ def test_S14_torch_makes_the_views_that_are_asked_of_it() -> None:
             assert found._base is expected._base and torch.equal(found, expected)
     matrix = x[0]
     assert native_views.made(matrix, "aten::t", (), torch.Tensor).stride() == (1, 5)
+    with_node = native_views.made(torch.ones(2, 3, requires_grad=True), "aten::t", (), torch.Tensor)
+    assert type(with_node.grad_fn).__name__ == "TBackward0"
     assert native_views.made(x, "aten::view.dtype", (torch.int32,), torch.Tensor) is None
     assert native_views.made(x, "aten::view", (tuple([1] * 20 + [60]),), torch.Tensor) is None

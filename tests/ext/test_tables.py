@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import mindtorch
+from mindtorch._ext import lazy as _core
 from mindtorch.engine.execute.values import tape
 from mindtorch.engine.record import predict
 
@@ -238,6 +239,31 @@ def test_S5_sizes_are_counted_as_python_counts_them() -> None:
     for sizes in ((4, 5), (255, 256, 257, 258), ((1 << 30) - 1, 1 << 30), ((1 << 30) + 1, 1 << 31)):
         bytes_of = [taken(n) - (sys.getsizeof(n) if n > 256 else 0) for n in sizes]
         assert len(set(bytes_of)) == 1, sizes
+
+
+BEFORE_A_TENSOR: dict[str, Any] = {
+    "a byte": lambda mask, x: torch.where(mask, 1, x),
+    "an int": lambda mask, x: torch.where(mask, 1000, x),
+    "a float": lambda mask, x: torch.where(mask, 1000.5, x),
+    "a complex number": lambda mask, x: torch.where(mask, 2j, x),
+    "nothing": lambda mask, x: torch.clamp(mask, None, x),
+    "a text": lambda mask, x: torch.div(input=mask, rounding_mode="floor", other=x),
+    "a dtype": lambda _, x: torch.sum(dtype=torch.float64, dim=0, input=x),
+}
+
+
+@pytest.mark.parametrize("name", BEFORE_A_TENSOR)
+def test_S5_of_a_call_that_is_kept_all_tensors_are_known(name: str) -> None:
+    """Also those that come after constants, when nothing else names what they are like."""
+    mask, x = torch.ones(3, 1, device=LAZY) > 0, torch.ones(1, 17, device=LAZY)
+    made = BEFORE_A_TENSOR[name](mask, x)
+    sizes = [(1, 17)] if name == "a dtype" else [(3, 1), (1, 17)]
+    del mask, x
+    tape.interner.set_limit(1)
+    torch.ones(4, device=LAZY) * next(unheard)  # a new call, so the tables are looked through
+    assert made._handle.pending  # type: ignore[attr-defined]
+    metas = _core.input_metas(made._handle.sig)  # type: ignore[attr-defined]
+    assert [tape.interner.meta(meta)[1] for meta in metas] == sizes
 
 
 NUMBERS = [0, 1, -1, 127, 128, -128, -129, 255, 256, 1 << 31, -(1 << 31), (1 << 62) + 1, -(1 << 62) - 1, True, False]

@@ -315,3 +315,11 @@ def test_R1_arguments_of_every_kind_arrive(elsewhere: RemoteExecutor, same_as_ea
         return found
 
     same_as_eager(program)
+
+
+def test_R1_a_segment_of_a_known_form_is_no_new_plan() -> None:
+    with using(LoopbackExecutor()) as executor:
+        for k, plans in ((2, 1), (3, 1), (2, 1)):
+            assert (torch.ones(k, device=LAZY) + 1).sum().item() == 2 * k
+            assert executor.stats["plans"] == plans
+        assert (torch.ones(2, device=LAZY) - 1).mean().item() == 0 and executor.stats["plans"] == 2
