@@ -150,7 +150,8 @@ NEAREST = {
     "engine/record/sequences.py engine/record/kernel_sizes.py": "test_lazy_sequences.py test_lazy_devices.py",
     "engine/record/predict.py": "test_lazy_modules.py test_lazy_products.py test_lazy_layouts.py test_lazy_mistakes.py"
     " test_lazy_late_errors.py test_lazy_operators.py test_meta.py programs/test_programs.py",
-    "engine/record/shrink.py engine/record/trial.py": "test_lazy_small_copies.py test_lazy_layouts.py test_lazy_late_errors.py",
+    "engine/record/shrink.py engine/record/trial.py": "test_lazy_small_copies.py test_lazy_layouts.py"
+    " test_lazy_late_errors.py",
     "engine/record/*": "test_lazy_layouts.py test_lazy_mistakes.py test_lazy_late_errors.py test_lazy_operators.py",
     "engine/remote/cuts.py": "remote/test_cut_numbers.py remote/test_cuts.py remote/test_placing.py",
     "engine/remote/division.py": "remote/test_division.py remote/test_placing.py",
