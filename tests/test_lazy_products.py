@@ -74,9 +74,9 @@ def test_L7_products_with_a_parameter_that_is_a_batch_of_one(
 
 def test_L7_a_product_with_what_may_have_had_a_gradient_is_recorded_whole() -> None:
     x, w = (torch.randn(*s).to("remote_accelerator:0") for s in ((8, 6, 32), (32, 32)))
-    w = w.requires_grad_().detach()
+    x, w = x.transpose(0, 1), w.requires_grad_().detach()
     with torch.no_grad():
-        assert (x @ w).shape == (8, 6, 32)
+        assert (x @ w).shape == (6, 8, 32)
         whole, apart = intercept.counts()
         assert (x @ w).shape == torch.matmul(x, w).shape
     assert intercept.counts() == (whole + 2, apart)

@@ -255,7 +255,7 @@ BEFORE_A_TENSOR: dict[str, Any] = {
 @pytest.mark.parametrize("name", BEFORE_A_TENSOR)
 def test_S5_of_a_call_that_is_kept_all_tensors_are_known(name: str) -> None:
     """Also those that come after constants, when nothing else names what they are like."""
-    mask, x = torch.ones(3, 1, device=LAZY) > 0, torch.ones(1, 17, device=LAZY)
+    mask, x = (torch.ones(3, 1, device="cpu") > 0).to(LAZY), torch.ones(1, 17, device="cpu").to(LAZY)
     made = BEFORE_A_TENSOR[name](mask, x)
     sizes = [(1, 17)] if name == "a dtype" else [(3, 1), (1, 17)]
     del mask, x
