@@ -148,8 +148,7 @@ cdef bint describe(View *view, str name, tuple args) except -1:
     how, address = found
     view.set_a = view.set_b = False
     if how in (LIST, LIST_BOOL):
-        first = list(args[0])
-        view.set_a = how == LIST_BOOL and len(args) > 1 and args[1]
+        first = list(args[0])          # the bool goes by keyword alone, and such calls do not come here
     elif how == SELECT:
         first = [args[0], args[1]]
     elif how == SLICE:

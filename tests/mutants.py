@@ -163,8 +163,7 @@ NEAREST = {
     " remote/test_checks.py",
     "engine/remote/child.py engine/remote/pipe.py engine/remote/hello.py": "remote/test_pipe.py",
     "engine/remote/failing.py engine/remote/exchange.py": "remote/test_lost_writes.py remote/test_pipe.py"
-    " remote/test_loopback.py remote/test_messages.py remote/test_overlap.py remote/test_settings.py"
-    " cluster/test_lineage.py",
+    " remote/test_loopback.py remote/test_messages.py remote/test_overlap.py remote/test_settings.py",
     "engine/remote/worker.py engine/remote/shared_storages.py engine/remote/host_fallback.py"
     " engine/remote/client.py": "remote/test_loopback.py remote/test_messages.py remote/test_overlap.py"
     " remote/test_settings.py remote/test_changing.py remote/test_files.py remote/test_operators.py"
