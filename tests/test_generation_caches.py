@@ -427,3 +427,32 @@ def test_L12_a_cache_that_is_cut_to_a_window_grows_beside_what_stays_that_long()
             ids = torch.cat([ids, logits.argmax(-1)], 1)
 
     assert phases(program) == "pddd"
+
+
+@pytest.mark.parametrize("read", [4, 7, 12])
+def test_L12_what_a_decoder_keeps_of_its_encoder_has_not_grown(read: int) -> None:
+    """x-transformers' encoder-decoder: steps were prefills until there were as many tokens as the encoder had."""
+
+    class Decoder(Model):
+        def forward(self, ids: Tensor, past: Any = None) -> Any:
+            x = self.embed(ids if past is None else ids[:, -1:])
+            kept = x if past is None else torch.cat((past[0], x), 1)
+            encoded = [torch.zeros(2, read, WIDTH)] * 3 if past is None else past[1:]
+            return self.head(kept[:, -1:]), (kept, *(torch.cat((each, x[:, :0]), 1) for each in encoded))
+
+    model = Decoder()
+    told = []
+
+    def program() -> None:
+        generated = generation.Generated()
+        ids, past = prompt("cpu"), None
+        for _ in range(4):
+            logits, past = model(ids, past)
+            ids = torch.cat([ids, logits.argmax(-1)], 1)
+        generated.ends("main")
+        told.append(generated.facts("main"))
+
+    assert phases(program) == "pddd"
+    assert told[0]["phases"] == [
+        {"name": "prefill", "steps": 1, "tokens": 12}, {"name": "decode", "steps": 3, "tokens": 6},
+    ]  # fmt: skip

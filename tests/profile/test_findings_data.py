@@ -96,6 +96,18 @@ def test_C2_finding_python_line_in_no_iteration(where: str, wanted: str) -> None
     assert row["try"] == f"{wanted}genie profile --hits says how often the line runs"
 
 
+def test_C2_finding_python_line_without_iterations() -> None:
+    """A line of a program without a loop (it read what torch's profiler had found) was to run before the loop."""
+    with Profiler() as seen:
+        net, x = nn.Linear(2, 2), torch.ones(1, 2)
+        net(x), net(x)
+        sum(i for i in range(4_000_000)), torch.ones(2)
+    report = seen.report()
+    row = the(report, "python-line")
+    assert report["steps"]["count"] == 0
+    assert row["try"].startswith("the same on whole tensors, or outside any loop; ")
+
+
 def test_C2_finding_python_line_in_a_library() -> None:
     """--hits was advised, which counts no line of a library's."""
     code = "def slow(x):\n    return x + 1, sum(i for i in range(4_000_000)), x + 2\n"

@@ -25,7 +25,8 @@ def sizes(tensors: Iterable[torch.Tensor]) -> list[tuple[int, ...]]:
 
 def growth(before: list[tuple[int, ...]], made: list[tuple[int, ...]], tokens: int) -> tuple[int, Key | None]:
     """By how much most of what was made is longer than what was there, in one dimension alone, 0: nothing is; and in
-    which, if it is then as long as the tokens are that the call got for each sequence."""
+    which, if it is then as long as the tokens are that the call got for each sequence. If anything is, that alone
+    counts: what a decoder keeps of its encoder is made again, too, longer than the tokens so far."""
     known: dict[Key, set[int]] = {}
     for key, n in _lengths(before):
         known.setdefault(key, set()).add(n)
@@ -33,6 +34,7 @@ def growth(before: list[tuple[int, ...]], made: list[tuple[int, ...]], tokens: i
     for key, n in _lengths(made):
         if shorter := max((old for old in known.get(key, ()) if 0 < old < n), default=0):
             grown[n - shorter, key if n == tokens else None] += 1
+    grown = Counter({each: n for each, n in grown.items() if each[1] is not None}) or grown
     # Of as many of each, those that grew least: scores of a vocabulary are longer than anything else of one token.
     return min(grown, key=lambda each: (-grown[each], each[0]), default=(0, None))
 

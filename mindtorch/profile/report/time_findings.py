@@ -111,13 +111,13 @@ def python(of: Looked) -> Said | None:
     share = of.part(seconds)
     if where is None or share < _IDLE or where not in rows:
         return None
-    text = f"{percent(share)} of the time is Python at one line, between operations"
     often = "genie profile --hits says how often the line runs"
-    to_try = f"the same on whole tensors, or once before the loop; {often}"
+    to_try = f"the same on whole tensors, or {'once before the' if of.seen.spans else 'outside any'} loop; {often}"
     if package := package_of(where[0]):  # whose lines nobody here changes, and --hits does not count
         to_try = f"fewer calls into {package} there, or one call on larger tensors"
     elif _outside_iterations(of, where):
         to_try = f"fewer calls at that line, which is outside the iterations; {often}"
+    text = f"{percent(share)} of the time is Python at one line, between operations"
     return Said(text, share, of.heaviest(rows[where]), to_try)
 
 
