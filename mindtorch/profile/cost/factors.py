@@ -108,8 +108,8 @@ def _found(key: str, model: str, kind: str) -> tuple[str, Mapping[str, Any]] | N
 
 
 def of(target: Target, model: str, kind: str) -> Factors:
-    """model: "product", "attention", "flash2" (FlashAttention-2 where "attention" is a newer one), "stream" or "program"
-    (whole ones); kind: "half" or "single"."""
+    """model: "product", "attention", "flash2" (FlashAttention-2, where "attention" is a newer one), "stream" or
+    "program" (whole ones); kind: "half" or "single"."""
     given = target.factors.get(f"{kind}_{model}")
     if isinstance(given, Mapping):
         return _factors(given, model, kind, "measured on the machine", True)
