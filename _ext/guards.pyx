@@ -159,6 +159,23 @@ cdef class Unseen(Quiet):
         return self
 
 
+cdef class Together(Quiet):
+    """These, in order: ``with a, b:`` for a function that is to return one block."""
+    cdef tuple guards
+
+    def __init__(self, *guards):
+        self.guards = guards
+
+    def __enter__(self):
+        self.entered = []
+        try:
+            for guard in self.guards:
+                self._enter(guard)
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
 cdef class _LazyBits:
     def __enter__(self):
         for key in lazy_keys:

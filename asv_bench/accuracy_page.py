@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import published
+import published_training
 
 from mindtorch.profile.cost import roofline
 
@@ -35,6 +36,9 @@ What the factors behind each figure have seen:
 | held out, inside | seen | seen | seen, other rows of the same set: this shows the scatter of the source and does not test another one |
 | other chips, without the chip | not seen | seen | seen |
 | without the model | seen | seen | not seen |
+| training on many cards: a100 | seen | seen | seen: one figure was fitted to the very rows |
+| training on many cards: a100-40gb | its twin's factors | seen | seen |
+| training on many cards: h100 | seen by single operations, not by programs | seen on another chip | seen on another chip |
 | published runs | as its own factors or those of related chips | not seen in the fit, except for the host (source 5) | convolutions and compiled code seen |
 
 No figure here is for a chip and a source that are both unseen. For such chips, the interval is wider by the error of the
@@ -48,11 +52,16 @@ experts (`switch*`).
 
 
 def page(kernels: list[dict[str, Any]], chips: list[dict[str, Any]], models: list[dict[str, Any]], errors: Any) -> str:
-    return "\n".join([HEAD, _kernels(kernels, chips), _models(models), published.section()])
+    return "\n".join(
+        [HEAD, _kernels(kernels, chips), _models(models), published_training.section(), published.section()]
+    )
 
 
 def _kernels(kernels: list[dict[str, Any]], chips: list[dict[str, Any]]) -> str:
-    titles = {"product": "Matrix products", "attention": "Fused attention, causal", "stream": "What streams memory"}
+    titles = {
+        "product": "Matrix products", "attention": "Fused attention, causal", "flash2": "FlashAttention-2 on newer chips",
+        "stream": "What streams memory",
+    }  # fmt: skip
     kinds = {"half": "bfloat16", "single": "float32"}
     carried = {(c["rows"].chip.key, c["rows"].kind, c["rows"].model): c for c in chips}
     lines = []

@@ -34,6 +34,14 @@ HOST_BOUND, HOST_BOUND_STREAM = 1.5, 3.0
 _CALL = {"start_s": (2e-6, 0.02), "call_s": (2e-5, 1.0)}
 _CALLS = {"call_linear_s": (5e-5, 1.0), "call_bmm_s": (3e-5, 1.0)}
 
+#: TFLOP/s of FlashAttention-2 on an H100 SXM, forward, at 512, 1k … 16k: (head size, share of pairs that is computed) →
+#: rates. 16k tokens, heads of 2,048 together, float16. From the figures of "FlashAttention-3" (Shah et al., 2024).
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+FLASH2 = {
+    (64, 0.5): (180, 229, 262, 284, 295, 299), (128, 0.5): (191, 260, 298, 319, 333, 335),
+    (256, 0.5): (208, 251, 278, 293, 297, 298), (128, 1.0): (309, 350, 362, 368, 370, 370),
+}  # fmt: skip
+
 
 def _table(folder: Path, name: str) -> list[dict[str, str]]:
     path = folder / name
@@ -61,7 +69,7 @@ class Rows:
 
 def read(folder: Path) -> list[Rows]:
     """Every family of every chip of the files."""
-    return [*_half(folder), *_single(folder)]
+    return [*_half(folder), _flash2(), *_single(folder)]
 
 
 def _columns(rows: list[dict[str, str]], *names: str) -> list[Any]:
@@ -118,6 +126,30 @@ def _half(folder: Path) -> list[Rows]:
             )
         )
     return found
+
+
+def _flash2() -> Rows:
+    """FlashAttention-2, forward."""
+    head, seen, length, rate = np.array(
+        [(head, seen, length, rate) for (head, seen), rates in FLASH2.items() for length, rate in zip(LENGTHS, rates)]
+    ).T
+    heads = 16384 / length * 2048 / head
+    table = flash.Scores(heads, heads, length, length, head, seen)
+    flops = 4 * heads * length**2 * head * seen
+
+    def attention(chip: Target, f: Mapping[str, float], which: Any) -> Any:
+        return flash.seconds(f, chip, chip.rate("bfloat16", True), flash.Scores(*(c[which] for c in table[:6])))
+
+    return Rows(
+        targets.find("h100"),
+        "half",
+        "flash2",
+        flops / rate / 1e12,
+        attention,
+        flash.FACTORS,
+        flops,
+        8 * heads * length * head,
+    )
 
 
 def _single(folder: Path) -> list[Rows]:

@@ -33,6 +33,73 @@ with torch.no_grad(), torch.autocast("cuda", torch.float16, enabled={half}):
         model(x)
 """
 )
+# MPT as LLM-Foundry trained it: FSDP, mixed precision, norms in bfloat16; a step of {parts} batches.
+MPT = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+WIDTH, HEADS, LENGTH, WORDS = {width}, {heads}, {length}, 50432
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=2))
+        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+class Norm(nn.LayerNorm):
+    def forward(self, x):
+        with torch.autocast("cuda", enabled=False):
+            return F.layer_norm(x.bfloat16(), (WIDTH,), self.weight.bfloat16(), self.bias.bfloat16(), self.eps)
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.attention, self.norm2 = Norm(WIDTH), Attention(), Norm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        x = x + self.attention(self.norm1(x))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.positions = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.blocks, self.norm = nn.ModuleList(Block() for _ in range({layers})), Norm(WIDTH)
+
+    def forward(self, ids):
+        x = self.words(ids) + self.positions(torch.arange(LENGTH, device=ids.device))
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if {again} else block(x)
+        return F.linear(self.norm(x), self.words.weight)
+
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+with torch.device("meta"):
+    model = Model()
+policy = MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16 if {pure} else torch.float32)
+for module in (*model.blocks, model):
+    fully_shard(module, mp_policy=policy)
+model.to_empty(device="cuda")
+optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+for _ in range(2):
+    for _ in range({parts}):
+        ids = torch.zeros({batch}, LENGTH, dtype=torch.int64, device="cuda")
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = F.cross_entropy(model(ids).view(-1, WORDS), ids.view(-1)) / {parts}
+        loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=False)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 # Scores in memory and a buffer as mask unless {flash}; tied embeddings; no dropout; AdamW as torch makes it.
 GPT2 = """
 import math

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import sys
@@ -13,6 +14,10 @@ import pytest
 import torch
 
 import mindtorch
+from mindtorch.engine.execute import values
+from mindtorch.patch import default_device, generators
+
+from .executors import is_held
 
 DEVICES = ("remote_accelerator:0", "remote_accelerator:1", "remote_accelerator:7")
 
@@ -337,3 +342,41 @@ def test_L9_an_interrupt_while_seeding_leaves_what_was_drawn_before() -> None:
             sys.settrace(None)
         assert x.tolist() == expected, nth
     assert reached > 20
+
+
+def test_L9_a_handlers_error_that_is_kept_keeps_no_lock() -> None:
+    """Raised at every step of a draw on the CPU: what was entered is left, though a traceback has its frames."""
+    kept: list[Exception] = []
+    steps = nth = 0
+
+    class Struck(Exception):
+        pass
+
+    def step(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal steps
+        if event in ("line", "return"):
+            steps += 1
+            if steps == nth:
+                raise Struck
+        return step
+
+    def enter(frame: FrameType, event: str, arg: object) -> Any:
+        return step if frame.f_code.co_filename in (contextlib.__file__, generators.__file__) else None
+
+    with default_device.one_generator(0):
+        torch.manual_seed(7)
+        expected = torch.rand(3).tolist()
+        while steps == nth:
+            steps, nth = 0, nth + 1
+            torch.manual_seed(7)
+            sys.settrace(enter)
+            try:
+                torch.rand(3)
+            except Struck as error:
+                kept.append(error)
+            finally:
+                sys.settrace(None)
+            assert not is_held(values.lock), kept[-1].__traceback__
+        torch.manual_seed(7)
+        assert torch.rand(3).tolist() == expected
+    assert len(kept) == nth - 1 > 10

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
 from .._ext import hooks as _hooks
 from .._ext import lazy as _core
+from .._ext.guards import Together
 from ..base.patching import Patch
 from ..devices import mode
 from ..devices.lazy_device import npu_device
@@ -107,17 +108,14 @@ def without_default(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in kwargs.items() if name != "generator"}
 
 
-@contextmanager
-def one_sequence() -> Iterator[None]:
-    """What torch draws on the CPU meanwhile comes from the device's generator, if that is torch's default one: the
-    program has one sequence of numbers then, in the order in which it asks for them, as it has without us."""
+def one_sequence() -> AbstractContextManager[object]:
+    """A block in which torch draws on the CPU from the device's generator, if that is torch's default one: the program
+    has one sequence of numbers then, in the order in which it asks for them, as it has without us."""
     index = sequence_of()
     if index is None:
-        yield
-        return
+        return nullcontext()
     values.materialize([], "draw on the CPU", generator=index)  # those that come before
-    with values.lock, values.executor().rng(index):
-        yield
+    return Together(values.lock, values.executor().rng(index))
 
 
 def sequence_of() -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -343,3 +344,57 @@ def test_C4_odd_rows_of_either_operand_count(dtype: torch.dtype, shape: tuple, s
     expected = odd and dtype.itemsize == 2
     assert work._unaligned((t, even)) == work._unaligned((even, t)) == expected
     assert work._unaligned((torch.empty(4, 3, dtype=dtype, device="meta"), even, t)) == expected, "the last two are"
+
+
+def sustained(chip: targets.Target) -> float:
+    """The share of the matrix units' peak that a program gets in large products of 16-bit numbers."""
+    large = product(8192, 8192, 8192)
+    return large.flops / about.estimate(large, chip, among="training").seconds / chip.rate("bfloat16", True)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("chip", "joules"), [("a100", 1.6e-12), ("h100", 1.6e-12 * 0.67), ("b200", 1.6e-12 * 0.55)])
+def test_C4_products_of_a_program_in_16_bits_take_what_the_boards_power_gives(chip: str, joules: float) -> None:
+    target = targets.find(chip)
+    share = target.power_w / joules / target.rate("bfloat16", True)
+    assert sustained(target) == pytest.approx(share) and share < 0.81
+    half = dataclasses.replace(target, power_w=target.power_w / 2)
+    assert sustained(half) == pytest.approx(share / 2)
+    large = product(8192, 8192, 8192)
+    assert about.estimate(large, target).seconds < about.estimate(large, target, among="inference").seconds
+    tf32 = [
+        about.estimate(product(8192, 8192, 8192, "float32"), target, 0, about.Precision(True), kind)
+        for kind in ("", "training")
+    ]
+    assert tf32[1].seconds == pytest.approx(2 * 8192**3 / (target.rate("tf32", True) * share))
+    assert tf32[1].seconds > tf32[0].seconds
+    small = product(8192, 512, 64)  # limited by memory
+    assert about.estimate(small, target).seconds == about.estimate(small, target, among="training").seconds
+
+
+@pytest.mark.parametrize("chip", ["l40s", "rtx4090", "a6000"])
+def test_C4_a_board_that_sustains_its_products_computes_them_as_fast_in_a_program(chip: str) -> None:
+    target, large = targets.find(chip), product(8192, 8192, 8192)
+    assert about.estimate(large, target, among="training").seconds == about.estimate(large, target).seconds
+    assert about.program(target, "half").high == pytest.approx(math.hypot(0.1, 0.1))
+
+
+def attention(name: str, length: int, size: int = 128) -> work.Work:
+    """Causal, of 16k tokens and heads of 2,048 together."""
+    heads = 16384 // length * 2048 // size
+    flops, tensor = 4 * heads * length**2 * size, 2 * heads * length * size
+    shape = (heads, length, length, size)
+    return work.Work(flops, 0, 3 * tensor, tensor, "bfloat16", "attention", name, variant="causal", product=shape)
+
+
+@pytest.mark.parametrize(("length", "published"), [(1024, 260), (4096, 319), (16384, 335)])
+def test_C4_torchs_attention_on_hopper_is_flashattention_2(length: int, published: int) -> None:
+    """As "FlashAttention-3" (2024) has it, figure 5, in TFLOP/s; cuDNN's is nearly twice as fast."""
+    h100, a100 = targets.find("h100"), targets.find("a100")
+    flash, cudnn = (attention(f"aten::_scaled_dot_product_{kind}_attention", length) for kind in ("flash", "cudnn"))
+    times = [about.estimate(each, h100).seconds for each in (flash, cudnn)]
+    assert flash.flops / 2 / times[0] / 1e12 == pytest.approx(published, rel=0.06)  # type: ignore[operator]
+    assert length < 4096 or times[0] > 1.4 * times[1]
+    assert about.estimate(flash, a100).seconds == about.estimate(cudnn, a100).seconds
+    assert "h100" in about.source(flash, h100) and about.source(flash, h100) == about.source(cudnn, h100)
+    backward = attention("aten::_scaled_dot_product_flash_attention_backward", length)
+    assert about.estimate(backward, h100).seconds == pytest.approx(2.8 * times[0])

@@ -13,6 +13,7 @@ from torch import nn
 import mindtorch
 from mindtorch.engine.remote import reads
 from mindtorch.engine.remote.loopback import LoopbackExecutor
+from mindtorch.patch import default_device
 
 from ..executors import using
 
@@ -249,6 +250,30 @@ def test_R1_numbers_that_are_drawn_until_they_fit_are_those_of_eager(same_as_eag
 
     with using(LoopbackExecutor()):
         same_as_eager(program)
+
+
+def test_R1_weights_that_are_drawn_on_the_cpu_ask_once_where_the_sequence_stands(loopback: LoopbackExecutor) -> None:
+    """While torch's generator is the device's. From then on it is known here, until something draws there."""
+
+    def model() -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        return [*nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5), nn.Linear(5, 6)).parameters(), torch.randperm(7)]
+
+    expected = model()
+    after = torch.rand(3), torch.rand(3), torch.rand(2)
+    with default_device.one_generator(0):
+        with counted(loopback) as count:
+            drawn = model()
+        assert count["waits"] == 1, count
+        with counted(loopback) as count:
+            there = torch.rand(3, device=LAZY)
+            here = torch.rand(3)
+        assert count["waits"] == 1, count
+        with counted(loopback) as count:
+            here_again = torch.rand(2)
+        assert count["waits"] == 0, count
+    for got, wanted in zip([*drawn, there, here, here_again], [*expected, *after], strict=True):
+        assert torch.equal(got.cpu(), wanted)
 
 
 def saved(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

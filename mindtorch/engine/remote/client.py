@@ -10,14 +10,15 @@ One file: calls, writes and reads must agree, request by request, on which copie
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from ..._ext import lazy as _core
 from ..._ext.encoder import Encoded, encode
+from ..._ext.guards import Drawing
 from ...base.errors import MaterializationError
 from ...base.strides import contiguous, extent
 from ..execute import local, triggers
@@ -27,8 +28,9 @@ from ..execute.values import is_awaited
 from ..record.arguments import quiet, tensors_in
 from . import functions
 from .contents import Contents, digest_of
-from .exchange import Post, Send, Session, again
+from .exchange import Entry, Post, Send, Session, again
 from .failing import Outcome
+from .generator_states import DRAWING, GeneratorStates
 from .host_fallback import bytes_of, run_here
 from .mirrors import META, Mirrors, as_bytes, view
 from .one_thread import one_thread_at_a_time
@@ -69,6 +71,7 @@ class RemoteExecutor(Session, SharedStorages):
         self._expected: set[int] = set()  # storages that will come unasked, and have not been written since
         self._small: list[int] = []  # storages that the next message may make, and that are to come unasked
         self._alive = self._mirrors.alive
+        self._states, self._swapped_in = GeneratorStates(self), set[int]()
         self._reads = Reads(self, self._mirrors, self._known, self._failures, self._arrive)
 
     def start(self) -> None:
@@ -89,6 +92,11 @@ class RemoteExecutor(Session, SharedStorages):
             found.append((("free", self._mirrors.dead[:]), None))
             self._mirrors.dead.clear()
         return found
+
+    def _news(self, name: str) -> list[Entry]:
+        if name in DRAWING:
+            self._states.forget()
+        return super()._news(name)
 
     def _learn(self, numbers: list[int], found: list[bytes | None]) -> None:
         for number, data in zip(numbers, found, strict=True):
@@ -432,37 +440,15 @@ class RemoteExecutor(Session, SharedStorages):
         return self._reads.storages(numbers)
 
     # ---- generators --------------------------------------------------------------------------------------------------
-    _drawing = -1
-
-    @contextmanager
-    def rng(self, index: int) -> Iterator[None]:
-        if self._drawing == index:
-            yield
-            return
-        before, self._drawing = self._drawing, index
-        with quiet():
-            outside = torch.default_generator.get_state()
-            state = self.generator_state(index)
-            torch.default_generator.set_state(state)
-        try:
-            yield
-        finally:
-            with quiet():
-                now = torch.default_generator.get_state()
-                torch.default_generator.set_state(outside)
-                same = torch.equal(now, state)
-            self._drawing = before
-            if not same:
-                self.set_generator_state(index, now)
+    def rng(self, index: int) -> Drawing:
+        return Drawing(torch.default_generator, self._states, index, self._swapped_in)
 
     def generator_state(self, index: int) -> torch.Tensor:
         """State of the generator of ``remote_accelerator:index``."""
-        return plain_bytes(self._question("get_state", index))
+        return self._states[index]
 
     def set_generator_state(self, index: int, state: torch.Tensor) -> None:
-        with quiet():  # a transform of the program would have its word in this
-            data = state.numpy().tobytes()
-        self._ask("set_state", index, data)
+        self._states[index] = state
 
     def generators(self) -> tuple[int | None, dict[int, torch.Tensor]]:
         seed, states = self._question("get_generators")

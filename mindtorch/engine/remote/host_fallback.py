@@ -18,18 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["bytes_of", "run_here"]
 
 
-class _States(dict[int, torch.Tensor]):
-    """States of the worker's generators by device index, as they are asked for."""
-
-    def __init__(self, executor: RemoteExecutor) -> None:
-        super().__init__()
-        self._executor = executor
-
-    def __missing__(self, index: int) -> torch.Tensor:
-        state = self[index] = self._executor.generator_state(index)
-        return state
-
-
 def run_here(executor: RemoteExecutor, segment: Any, encoded: Encoded) -> None:
     """Run a segment that has a call in it which the worker does not have: an operator of the program's own.
 
@@ -46,12 +34,10 @@ def run_here(executor: RemoteExecutor, segment: Any, encoded: Encoded) -> None:
         if id(mirror) in here:
             _core.exchange(slot, mirror, here[id(mirror)])
     local = LocalExecutor("cpu")
-    local._states = states = _States(executor)  # type: ignore[assignment]
+    local._states = executor._states  # type: ignore[assignment]
     try:
         local.submit(segment)
     finally:
-        for index, state in states.items():
-            executor.set_generator_state(index, state)
         for key, contents in before.items():
             now = bytes_of(kept[key].untyped_storage())
             if now != contents:

@@ -108,6 +108,8 @@ def estimate(work: Work, target: Target, footprint: int = 0, allowed: Precision 
     kind = _kind(work, tf32)
     if among and kind == "single":
         seconds *= _in_program(family, among, program(target).values)
+    elif among and family == "product":
+        seconds = max(seconds, (work.flops or 0) / _sustained(target, _peak(work, target, tf32)))
     return Cost(max(seconds, least), bound, least, low, high, family, kind)
 
 
@@ -119,6 +121,17 @@ def _in_program(family: str, among: str, known: Mapping[str, float]) -> float:
     """
     sustained = known.get("sustained", 1.0) if family == "product" else 1.0
     return sustained * (known.get("training", 1.0) if among == "training" else 1.0)
+
+
+def _sustained(target: Target, peak: float) -> float:
+    """Operations per second on matrix units that the board's power lets a program have that goes on with them.
+
+    peak: of the data sheet for the number format. Single products were timed for too short a while, and on numbers too
+    even, to be held back by it. joules: of one operation in 16 bits; other formats take as much of their peak.
+    """
+    joules = program(target, "half").values.get("joules", 0.0)
+    share = target.power_w / (joules * target.rate("bfloat16", True)) if joules and target.power_w else 1.0
+    return peak * min(share, 1.0)
 
 
 def _kind(work: Work, tf32: bool) -> str:
@@ -146,11 +159,18 @@ def _seconds(work: Work, family: str, target: Target, tf32: bool) -> tuple[float
         streamed, _ = _streamed(work, target, kind)
         return max(_convolved(work, target, known, kind, peak), streamed), known
     if family == "attention":
-        known = _factors(target, "attention", kind)
+        known = _factors(target, _attention(work, target), kind)
         backward = work.name.endswith("backward")
         found = float(flash.seconds(known.values, target, peak, families.scores(work)))
         return found * (families.BACKWARD if backward else 1.0), known
     return _streamed(work, target, kind)
+
+
+def _attention(work: Work, target: Target) -> str:
+    """Which kernels it is: those that torch brings are FlashAttention-2's, written for the matrix units of Ampere. The
+    measured ones of later data-centre chips are made for their own, as cuDNN's are, and other packages'."""
+    torchs = work.name.startswith("aten::") and "cudnn" not in work.name
+    return "flash2" if torchs and target.capability[0] in (9, 10) else "attention"
 
 
 def _convolved(work: Work, target: Target, known: Factors, kind: str, peak: float) -> float:
@@ -192,15 +212,15 @@ def source(work: Work, target: Target, allowed: Precision | None = None) -> str:
     if target.model is not None:
         return "measured on this machine at the start of the run"
     family = families.family(work)
-    model = "product" if family == "convolution" else family
+    model = "product" if family == "convolution" else _attention(work, target) if family == "attention" else family
     return _factors(target, model, _kind(work, (allowed or Precision()).of(work, target))).source
 
 
-def program(target: Target) -> Factors:
-    """How far off whole programs are."""
+def program(target: Target, kind: str = "single") -> Factors:
+    """How far off whole programs are, in numbers of a kind."""
     if target.model is not None:
         return Factors({}, -_MEASURED, _MEASURED, "measured", True)
-    return _factors(target, "program", "single")
+    return _factors(target, "program", kind)
 
 
 def forget() -> None:

@@ -43,12 +43,16 @@ _SLOWER = 0.75
 #: What another chip by another source is further off: errors of factors that were carried over are from within one
 #: source. The middle error of published runs on an RTX 3090 (timm's tables of training and inference).
 _SOURCE = 0.2
+#: What another chip's joules of an operation on matrix units may be off.
+_POWERED = 0.1
 #: Log-errors (10 % and 90 % of measurements) where nothing is known of a family.
 UNKNOWN = (-0.5, 0.5)
 _ENDS = (("low", UNKNOWN[0]), ("high", UNKNOWN[1]))
-_MODELS: Mapping[str, Any] = {"product": products.FACTORS, "attention": flash.FACTORS, "stream": streams.FACTORS}
+_MODELS: Mapping[str, Any] = {
+    "product": products.FACTORS, "attention": flash.FACTORS, "flash2": flash.FACTORS, "stream": streams.FACTORS,
+}  # fmt: skip
 #: Families that one kind has no measurements of take the other kind's.
-_INSTEAD = {("stream", "half"): "single", ("attention", "single"): "half", ("program", "half"): "single"}
+_INSTEAD = {("stream", "half"): "single", ("attention", "single"): "half", ("flash2", "single"): "half"}
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,8 @@ def _found(key: str, model: str, kind: str) -> tuple[str, Mapping[str, Any]] | N
 
 
 def of(target: Target, model: str, kind: str) -> Factors:
-    """model: "product", "attention", "stream" or "program" (whole ones); kind: "half" or "single"."""
+    """model: "product", "attention", "flash2" (FlashAttention-2, where "attention" is a newer one), "stream" or
+    "program" (whole ones); kind: "half" or "single"."""
     given = target.factors.get(f"{kind}_{model}")
     if isinstance(given, Mapping):
         return _factors(given, model, kind, "measured on the machine", True)
@@ -120,6 +125,10 @@ def of(target: Target, model: str, kind: str) -> Factors:
         _slower_units(values, target, kin)
     if "efficiency" in values:
         _power(values, target, kin[0], kind)
+    if "joules" in values:
+        values["joules"] *= _joules(target) / _joules(kin[0].chip)
+        ends = {name: math.hypot(values[name], _POWERED) * math.copysign(1, beyond) for name, beyond in _ENDS}
+        return _factors({**values, **ends}, model, kind, f"extrapolated from {kin[0].chip.key} by power", False)
     doubt = fitted().get("carried", {}).get(kind, {}).get(model, {})
     known, further = (values, _SHEET) if _twin(target, kin[0].chip) else (doubt, _SOURCE)
     for name, beyond in _ENDS:
@@ -238,8 +247,11 @@ def _checked(target: Target) -> bool:
 
 def _sustains(target: Target) -> float:
     """The share of its float32 peak that its board's power lets it have for long."""
-    known = max((at for at in JOULES if at <= target.capability), default=(6, 0))
-    return target.power_w / JOULES[known] / target.rate("float32", True)
+    return target.power_w / _joules(target) / target.rate("float32", True)
+
+
+def _joules(target: Target) -> float:
+    return JOULES[max((at for at in JOULES if at <= target.capability), default=(6, 0))]
 
 
 def _power(values: dict[str, float], target: Target, nearest: _Kin, kind: str) -> None:

@@ -9,7 +9,7 @@ from mindtorch.profile.cost.work import Work
 FAMILIES = ("product", "attention", "convolution", "stream")
 _ITEM = {"float64": 8.0, "complex64": 8.0, "float32": 4.0, "int8": 1.0}
 #: Multiply-adds of one more product in an attention's backward pass: five instead of two.
-BACKWARD = 2.5
+BACKWARD = 2.8
 #: Batch norms that never compute statistics.
 _SCALING = ("aten::_native_batch_norm_legit_no_training", "aten::_batch_norm_no_update", "aten::batch_norm_elemt")
 

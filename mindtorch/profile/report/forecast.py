@@ -137,11 +137,11 @@ class Forecast:
         return max(low, of.least), max(high, of.least)
 
     def _whole(self, of: Spread) -> Doubt:
-        """How far off whole programs are: in float32 as was measured; else as their shapes are, of which no sum was."""
-        known = about.program(self.target)
+        """How far off whole programs are, as was measured; in 16 bits at least as far as their shapes."""
+        known, half = about.program(self.target), about.program(self.target, "half")
         share = min(of.half / of.seconds, 1.0) if of.seconds else 0.0
-        low = known.low * (1 - share) + (of.half_low / of.half * share if of.half else 0.0)
-        high = known.high * (1 - share) + (of.half_high / of.half * share if of.half else 0.0)
+        low = known.low * (1 - share) + (min(of.half_low / of.half, half.low) * share if of.half else 0.0)
+        high = known.high * (1 - share) + (max(of.half_high / of.half, half.high) * share if of.half else 0.0)
         return low, high
 
     def totals(self, by_phase: Iterable[Row], launched: Mapping[int, float] | None = None) -> dict[str, float]:
