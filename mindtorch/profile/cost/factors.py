@@ -8,7 +8,8 @@ compute capability (`_kin`); they are shares of its own data sheet's rates. Fact
   what streams memory, those whose error correction takes bandwidth and those whose does not;
 - matrix units: those of GeForce have half the rate that the silicon's have elsewhere (`_slower_units`);
 - power: what matrix work reaches for long is at most what the board's power sustains. A multiply-add on ordinary units
-  takes some `JOULES` per operation by generation; on matrix units, what the fitted kin of the generation sustains.
+  takes some `JOULES` per operation by generation; on matrix units, what the fitted kin of the generation sustains, and
+  in a whole program what was fitted to training on A100 (`joules`), times what a generation saves of `JOULES`.
 """
 
 from __future__ import annotations
