@@ -189,9 +189,11 @@ cdef class _LazyBits:
 cdef class Drawing:
     """`generator` draws what device `index` draws next: its state, `states[index]`, is swapped in, and back.
 
-    Blocks for one index nest; `swapped_in` is the set of those that are open.
+    Blocks for one index nest; `swapped_in` is the set of those that are open. Within a transform of the program's,
+    states are no part of it.
     """
     cdef object generator, states, index, outside
+    cdef Quiet quiet
     cdef set swapped_in
 
     def __init__(self, generator, states, index, set swapped_in):
@@ -201,23 +203,33 @@ cdef class Drawing:
         self.swapped_in = swapped_in
 
     def __enter__(self):
+        cdef Quiet quiet
         if self.index in self.swapped_in:
             return
-        state = self.states[self.index]        # may be made now, in Python code: nothing has changed yet
-        outside = get_state(self.generator)
-        set_state(self.generator, state)
-        self.outside = outside
-        self.swapped_in.add(self.index)
+        quiet = self.quiet = Quiet()
+        quiet.__enter__()
+        try:
+            state = self.states[self.index]    # may be made now, in Python code: nothing has changed yet
+            outside = get_state(self.generator)
+            set_state(self.generator, state)
+            self.outside = outside
+            self.swapped_in.add(self.index)
+        finally:
+            quiet._leave()
 
     def __exit__(self, kind, error, traceback):
+        cdef Quiet quiet
         if self.outside is None:
             return
         self.swapped_in.discard(self.index)
+        quiet = self.quiet
         try:
+            quiet.__enter__()                  # where there is no memory for it, the state is lost, not the program's
             self.states[self.index] = get_state(self.generator)
         finally:
             set_state(self.generator, self.outside)
             self.outside = None
+            quiet._leave()
 
 
 cdef class Held:

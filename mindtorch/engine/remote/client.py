@@ -448,7 +448,7 @@ class RemoteExecutor(Session, SharedStorages):
         return self._states[index]
 
     def set_generator_state(self, index: int, state: torch.Tensor) -> None:
-        self._states[index] = state
+        self._states.put(index, state)
 
     def generators(self) -> tuple[int | None, dict[int, torch.Tensor]]:
         seed, states = self._question("get_generators")
