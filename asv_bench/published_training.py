@@ -112,7 +112,8 @@ Training of MPT models with FSDP in bfloat16, as LLM-Foundry's tables give it, b
 does the same (`asv_bench/published_training.py`). To the rows of the A100 with 80 GB one figure was fitted: 1.6 pJ for
 an operation on its matrix units, so 400 W sustain 80 % of the peak. H100's follows from what newer transistors save. No
 row of the other two chips was used, and those of H100 were first estimated after the commit of the fit. Rows of longer
-sequences are left out: FlashAttention's first version ran there, which takes up to twice as long as torch's.
+sequences are left out: FlashAttention's first version ran there, which takes up to twice as long as torch's. The loss
+is torch's here; there it was a fused one.
 """
 TABLE = [
     "| model | cards | sequence | batch | activations | published | at least | about | interval | error |",
