@@ -108,23 +108,7 @@ def _half(folder: Path) -> list[Rows]:
         rows = [row for row in rows if int(row["seq"]) > 1]  # one token: that is no prefill
         b, s, h, kv, d, ms = _columns(rows, "batch", "seq", "heads", "kv_heads", "head_dim", "ms")
         table = flash.Scores(b * h, b * kv, s, s, d, 0.5 * np.ones(len(b)))
-
-        def attention(chip: Target, f: Mapping[str, float], which: Any, of: Any = table) -> Any:
-            of = flash.Scores(*(column[which] for column in of[:6]))
-            return flash.seconds(f, chip, chip.rate("bfloat16", True), of)
-
-        found.append(
-            Rows(
-                targets.find(key),
-                "half",
-                "attention",
-                ms / 1e3,
-                attention,
-                flash.FACTORS,
-                2 * b * h * s * s * d,
-                4 * s * d * b * (h + kv),
-            )
-        )
+        found.append(_attention(key, "attention", ms / 1e3, table, 2 * b * h * s * s * d, 4 * s * d * b * (h + kv)))
     return found
 
 
@@ -137,19 +121,14 @@ def _flash2() -> Rows:
     table = flash.Scores(heads, heads, length, length, head, seen)
     flops = 4 * heads * length**2 * head * seen
 
-    def attention(chip: Target, f: Mapping[str, float], which: Any) -> Any:
+    return _attention("h100", "flash2", flops / rate / 1e12, table, flops, 8 * heads * length * head)
+
+
+def _attention(key: str, model: str, seconds: Any, table: flash.Scores, flops: Any, nbytes: Any) -> Rows:
+    def predict(chip: Target, f: Mapping[str, float], which: Any) -> Any:
         return flash.seconds(f, chip, chip.rate("bfloat16", True), flash.Scores(*(c[which] for c in table[:6])))
 
-    return Rows(
-        targets.find("h100"),
-        "half",
-        "flash2",
-        flops / rate / 1e12,
-        attention,
-        flash.FACTORS,
-        flops,
-        8 * heads * length * head,
-    )
+    return Rows(targets.find(key), "half", model, seconds, predict, flash.FACTORS, flops, nbytes)
 
 
 def _single(folder: Path) -> list[Rows]:

@@ -25,11 +25,11 @@ class GeneratorStates:
         self._read: dict[int, bytes] = {}
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        known = self._known.get(index)
-        if known is None:
-            known = self._known[index] = self._session._question("get_state", index)
-        self._read[index] = known
-        with quiet():  # a transform of the program would have its word in this
+        with quiet():  # a transform of the program would have its word in this, and in the look at the answer
+            known = self._known.get(index)
+            if known is None:
+                known = self._known[index] = self._session._question("get_state", index)
+            self._read[index] = known
             return plain_bytes(known)
 
     def __setitem__(self, index: int, state: torch.Tensor) -> None:
