@@ -94,28 +94,32 @@ cdef class Quiet:
         self.grad = grad
 
     def __enter__(self):
-        cdef bint grad = self.grad
         self.entered = []
         try:
-            self._enter(DisableTorchFunction())
-            if dispatch_stack():
-                self._enter(Modes())
-            if any_autocast():
-                self._enter(DisableAutocast())
-            if functorch_stack() is not None:
-                self._enter(DisableFuncTorch())
-            if inference_enabled():
-                self._enter(InferenceMode(False))      # which turns grad mode on
-                grad = False
-            if excluded(lazy_keys[0]):
-                # Inside __torch_dispatch__ torch takes lazy conjugation and negation as done. For the op at hand, yes.
-                self._enter(_LazyBits())
-            if not grad:
-                self._enter(NoGrad())
+            self._enter_all()
         except BaseException:
             self._leave()
             raise
         return self
+
+    cdef int _enter_all(self) except -1:
+        cdef bint grad = self.grad
+        self._enter(DisableTorchFunction())
+        if dispatch_stack():
+            self._enter(Modes())
+        if any_autocast():
+            self._enter(DisableAutocast())
+        if functorch_stack() is not None:
+            self._enter(DisableFuncTorch())
+        if inference_enabled():
+            self._enter(InferenceMode(False))      # which turns grad mode on
+            grad = False
+        if excluded(lazy_keys[0]):
+            # Inside __torch_dispatch__ torch takes lazy conjugation and negation as done. For the op at hand, yes.
+            self._enter(_LazyBits())
+        if not grad:
+            self._enter(NoGrad())
+        return 0
 
     def also(self, guard):
         """Enter one more, which is left with the block."""
@@ -147,16 +151,11 @@ cdef class Quiet:
 cdef class Unseen(Quiet):
     """Run torch code of our own that the modes of the user are not to see: all else stays as it is."""
 
-    def __enter__(self):
-        self.entered = []
-        try:
-            self._enter(DisableTorchFunction())
-            if dispatch_stack():
-                self._enter(Modes())
-        except BaseException:
-            self._leave()
-            raise
-        return self
+    cdef int _enter_all(self) except -1:
+        self._enter(DisableTorchFunction())
+        if dispatch_stack():
+            self._enter(Modes())
+        return 0
 
 
 cdef class Together(Quiet):
@@ -166,15 +165,11 @@ cdef class Together(Quiet):
     def __init__(self, *guards):
         self.guards = guards
 
-    def __enter__(self):
-        self.entered = []
-        try:
-            for guard in self.guards:
-                self._enter(guard)
-        except BaseException:
-            self._leave()
-            raise
-        return self
+    cdef int _enter_all(self) except -1:
+        for guard in self.guards:
+            self._enter(guard)
+        return 0
+
 
 cdef class _LazyBits:
     def __enter__(self):
