@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["ARITHMETIC", "ELEMENT_WISE", "NAMES", "NUMBERS", "REDUCING", "ROUTING", "UNSCALE", "asked"]
+__all__ = ["ARITHMETIC", "DRAWN", "ELEMENT_WISE", "NAMES", "NUMBERS", "REDUCING", "ROUTING", "UNSCALE", "asked"]
 
 ELEMENT_WISE = frozenset(f"aten::{name}" for name in (
     "isfinite isnan isinf isneginf isposinf eq ne lt le gt ge logical_and logical_or logical_xor logical_not "
@@ -24,7 +24,9 @@ ARITHMETIC = frozenset(f"aten::{name}{where}" for where in ("", "_") for name in
 #: Of single numbers that are no integers, beside those: times and steps of solvers, ratios of norms.
 NUMBERS = ARITHMETIC - {"aten::cumsum", "aten::cumsum_"} | frozenset(f"aten::{name}{where}" for where in ("", "_") for
     name in "div reciprocal pow sqrt rsqrt square exp".split()) | {"aten::min", "aten::max"}  # fmt: skip
-NAMES = ELEMENT_WISE | REDUCING | ROUTING | ARITHMETIC | NUMBERS | {UNSCALE}
+#: Floating-point numbers between bounds, or one of two, drawn at random.
+DRAWN = frozenset(f"aten::{name}" for name in "rand rand_like uniform uniform_ bernoulli bernoulli_".split())
+NAMES = DRAWN | ELEMENT_WISE | REDUCING | ROUTING | ARITHMETIC | NUMBERS | {UNSCALE}
 
 
 def asked(name: str, made: list[Any]) -> bool:

@@ -74,3 +74,54 @@ def test_C4_draws_in_place_take_a_generator(name: str, device: str) -> None:
     with Estimator(target=targets.find("h100")):
         t = torch.empty(70_000, device=device)
         assert getattr(t, name)(generator=torch.Generator(device)) is t
+
+
+SKIPS: dict[str, Callable[[torch.device], object]] = {
+    "rand": lambda device: torch.rand([]) < 0.1,
+    "on the device": lambda device: torch.rand((), device=device) < 0.1,
+    "more": lambda device: not torch.rand(1) > 0.1,
+    "a number": lambda device: torch.rand(1).item() < 0.1,
+    "like": lambda device: torch.rand_like(torch.ones(1, device=device))[0] < 0.1,
+    "uniform_": lambda device: torch.empty(1).uniform_(0, 1).item() < 0.1,
+    "between others": lambda device: torch.empty(1).uniform_(3, to=5) < 3.2,
+    "bernoulli": lambda device: torch.bernoulli(torch.tensor(0.1)),
+    "bernoulli, a number": lambda device: torch.bernoulli(torch.tensor(0.1)).item(),
+    "bernoulli of p": lambda device: torch.empty(1, device=device).bernoulli_(0.1).item(),
+    "bernoulli of p, by name": lambda device: torch.empty(1, device=device).bernoulli_(p=0.1).item(),
+    "bernoulli, kept": lambda device: torch.bernoulli(torch.full((1,), 0.9, device=device)) == 0,
+    "bernoulli of a tensor": lambda device: torch.empty(1).bernoulli_(torch.full((1,), 0.1))[0],
+}
+
+
+@pytest.mark.parametrize("name", SKIPS)
+def test_C4_layers_that_are_left_out_at_random_are_there(name: str) -> None:
+    """LayerDrop, stochastic depth: unknown draws were taken for almost nothing, so no layer was in the estimate."""
+    with Estimator(target=targets.find("h100")) as estimator:
+        x = torch.ones(4, 4, device="cuda")
+        for layer in torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3)).cuda():
+            if not SKIPS[name](x.device):
+                x = layer(x)
+    report = estimator.report()
+    assert [row["calls"] for row in report["ops"] if row["name"] == "aten::addmm"] == [3]
+    assert report["assumed"]
+
+
+def test_C4_a_number_that_is_drawn_is_taken_for_the_middle_or_the_likelier_one() -> None:
+    with Estimator(target=targets.find("h100")):
+        assert torch.rand(1, 1, device="cuda").tolist() == [[0.5]]
+        assert torch.empty(()).uniform_(2, 5).item() == 3.5
+        assert torch.empty(1, dtype=torch.float64).uniform_(-1, 1).tolist() == [1e-12]  # as of weights
+        found = [torch.bernoulli(torch.tensor(p, dtype=torch.float64)).item() for p in (0.0, 0.49, 0.5, 1.0)]
+        assert found == [0.0, 0.0, 1.0, 1.0]
+        part = torch.zeros(4, dtype=torch.float64)
+        part[:1].uniform_(0, 1)
+        assert part.tolist() == [1e-12] * 4  # of what lies beside others nothing is said
+        assert torch.rand(2, dtype=torch.float64).tolist() == [1e-12, 1e-12]
+        bits = torch.empty(64, dtype=torch.bool).bernoulli_(0.5)
+        assert 0 < bits.sum().item() < 64, "booleans are drawn"
+
+
+def test_C4_what_the_user_assumes_goes_for_draws_too() -> None:
+    with Estimator(target=targets.find("h100"), assume=0.25):
+        assert torch.rand(1).item() == torch.empty(1).uniform_().item() == 0.25
+        assert torch.bernoulli(torch.tensor(0.9)).item() == 0.25

@@ -329,3 +329,20 @@ def test_L13_one_query_for_each_head_of_keys_that_few_have_is_a_head_each() -> N
         F.scaled_dot_product_attention(heads.view(2, 2, 2, 4), k, v)
     (found,) = [each for each in find_patterns(graph) if each.pattern == "attention"]
     assert [found.attributes[name] for name in ("heads", "kv_heads", "kind")] == [4, 2, "grouped-query"]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_L13_keys_that_are_written_in_parts_are_as_wide_as_they_are_read(fused: bool) -> None:
+    """As DeepSeek's latent attention of transformers has it: its last part, of 2, was taken for the keys, and the whole
+    pattern was not looked for in an estimate."""
+    q, rest = torch.randn(2, 4, 3, 6), torch.randn(2, 4, 3, 4)
+    with torch.no_grad(), capture() as graph:
+        k = torch.empty(2, 4, 3, 6)
+        k[..., :4] = nn.Linear(4, 4)(rest)
+        k[..., 4:] = nn.Linear(4, 2)(rest)
+        backend = torch.nn.attention.SDPBackend.FLASH_ATTENTION if fused else torch.nn.attention.SDPBackend.MATH
+        with torch.nn.attention.sdpa_kernel(backend):
+            F.scaled_dot_product_attention(nn.Linear(6, 6)(q), k, nn.Linear(4, 6)(rest))
+    (found,) = [each for each in find_patterns(graph) if each.pattern == "attention"]
+    assert (found.verified, found.refused) == (True, "")
+    assert [found.attributes[name] for name in ("heads", "kv_heads", "scale")] == [4, 4, "1/sqrt(d)"]

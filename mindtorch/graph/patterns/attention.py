@@ -65,7 +65,7 @@ def _fused(flow: Flow, node: int) -> Found:
     core = {node}
     nodes, weights = _around(flow, core, (q, k, v), node)
     arguments = _named(flow, node)
-    shapes = [flow.shape(source) for source in (q, k, v)]
+    shapes = list(flow.read_shapes(node)[:3])
     about = _about(flow, q, k, shapes)
     about |= {"form": _ONE_CALL, "causal": bool(arguments.get("is_causal"))}
     scale = arguments.get("scale")

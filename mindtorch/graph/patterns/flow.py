@@ -75,6 +75,12 @@ class Flow:
     def shape(self, source: Source) -> tuple[int, ...]:
         return self[source[0]].outputs[source[1]].shape
 
+    def read_shapes(self, node: int) -> tuple[tuple[int, ...], ...]:
+        """Of each input as the node reads it: of what was written in parts, the last part is its source."""
+        view = self[node]
+        pairs = zip(self.inputs(node), view.readings, strict=True)
+        return tuple(self.shape(source) if reading is None else reading.shape for source, reading in pairs)
+
     def is_op(self, node: int) -> bool:
         """Is it an operation of the forward part? To that, what an optimizer makes is data from outside."""
         return node in self._forward

@@ -28,8 +28,8 @@ from ...ops.decisions import ARITHMETIC, NUMBERS, REDUCING, ROUTING
 from . import assumptions, waiting_loops
 
 __all__ = [
-    "TO_SPARSE", "balanced", "decide", "elements", "install", "keeps", "lose", "meet", "read", "rows", "uniform",
-    "uniform_of",
+    "TO_SPARSE", "balanced", "decide", "draw", "elements", "install", "keeps", "lose", "meet", "read", "rows",
+    "uniform", "uniform_of",
 ]  # fmt: skip
 
 VOCABULARY = 1000  # candidates: so many are tokens, not experts
@@ -222,6 +222,32 @@ def uniform_of(t: Any, source: Any) -> None:
         _say(t, found)
     if source in _equal:
         _equal[t] = True
+
+
+def draw(call: int, info: Any, inputs: list[Any], results: list[Any], values: list[Any]) -> None:
+    """A single number that is drawn between two bounds is taken for the middle; one of two for the likelier one.
+
+    By such a number programs leave out layers, one time in ten: they are there, then.
+    """
+    made = results[0] if results else inputs[0]
+    if made.numel() != 1 or assumptions.number() is not None:
+        return
+    (_, *args), kwargs = _core.call_template(call, tuple(inputs), torch.device("cpu"))
+    if "bernoulli" not in info.name:
+        low, high = 0.0, 1.0
+        if "uniform" in info.name:
+            low, high = (*args, *(kwargs.get(name, each) for name, each in (("from", low), ("to", high))[len(args) :]))
+        middle = (low + high) / 2
+        if middle > 0 and math.isfinite(middle):  # weights are drawn around 0
+            _say(made, middle)
+        return
+    likely = kwargs.get("p", args[0] if args else None)
+    if not isinstance(likely, (int, float)):
+        likely = uniform(inputs[-1]) if values[-1] is None else values[-1].item()
+    if likely is not None and _core.is_root(_core.get_handle(made)):
+        number = float(likely >= 0.5)
+        assumptions.note(made, info.name, number)
+        _core.keep(_core.get_handle(made), torch.full(made.shape, number, dtype=made.dtype, device="cpu"))
 
 
 def lose(t: Any) -> None:

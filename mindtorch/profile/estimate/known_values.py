@@ -78,7 +78,7 @@ def read(t: torch.Tensor, what: str) -> torch.Tensor:
                 raise assumptions.too_large(what, size.numel())
             value = torch.empty(size, dtype=t.dtype, device=_CPU)
             if size.numel():
-                value = assumptions.answer(t, what, value=deciding.read(t))
+                value = assumptions.answer(t, what, value=deciding.uniform(t) if what == "bool" else deciding.read(t))
         return value
 
 
@@ -198,6 +198,9 @@ def _evaluate(call: int, info: Any, template: tuple, inputs: list[Any], results:
 def _compute(call: int, info: Any, template: tuple, inputs: list[Any], results: list[Any]) -> None:
     values = [kept(handle_of(t)) for t in inputs]
     deciding.meet(call, info, inputs, results, values)
+    if info.name in ops.decisions.DRAWN and (results or inputs)[0].dtype.is_floating_point:
+        _lose(call, info, inputs)
+        return deciding.draw(call, info, inputs, results, values)
     made = None
     if any(v is None for v in values):
         if info.name in ops.decisions.NAMES and deciding.decide(call, info, inputs, results, values):
