@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from mindtorch.profile import Profiler
 from mindtorch.profile.report import time_findings
+from mindtorch.profile.report.recording import Loaded
 from tests.profile.test_findings import Slow, ids, measured, the
 
 STARTING = (
@@ -41,16 +42,39 @@ def epochs(dataset: Dataset[Any], count: int, anew: bool, workers: int, kept: bo
     return advice
 
 
-@pytest.mark.parametrize(("count", "anew", "kept"), [
-    (1, False, ""), (3, False, "persistent_workers=True"),
-    (3, True, "one DataLoader for all epochs, with persistent_workers=True"),
+@pytest.mark.parametrize(("count", "anew"), [(1, False), (3, False), (3, True)])
+def test_C2_finding_data_wait_knows_workers_that_start_again_and_again(
+    count: int, anew: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    real = time_findings._load_faster
+
+    def look(loaded: Loaded | None, ns: int) -> str:
+        seen.append(loaded)
+        return real(loaded, ns)
+
+    monkeypatch.setattr(time_findings, "_load_faster", look)
+    epochs(Cheap(), count, anew, 2)
+    (loaded,) = seen
+    assert (loaded.iterators, loaded.started) == (count, count)
+    assert (loaded.again, loaded.anew) == (count > 1 and not anew, anew)
+    assert 0 < loaded.starting <= 1  # how much of it depends on what else the machine does
+
+
+@pytest.mark.parametrize(("again", "anew", "kept"), [
+    (False, False, ""), (True, False, "persistent_workers=True"),
+    (False, True, "one DataLoader for all epochs, with persistent_workers=True"),
+    (True, True, "one DataLoader for all epochs, with persistent_workers=True"),
 ])  # fmt: skip
-def test_C2_finding_data_wait_of_workers_that_start_again_and_again(count: int, anew: bool, kept: str) -> None:
+def test_C2_finding_data_wait_of_workers_that_start_again_and_again(again: bool, anew: bool, kept: str) -> None:
     """It said "persistent_workers=True" of a loader that each epoch made anew, and "more num_workers" of no work."""
-    assert epochs(Cheap(), count, anew, 2) == (f"{kept}, or {STARTING}" if kept else STARTING)
-    if count > 1:
-        slow = epochs(Slow(0.1), count, anew, 1)
-        assert slow == f"more num_workers of the DataLoader, {kept}; or cheaper transforms"
+
+    def advice(starting: float) -> str:
+        return time_findings._load_faster(Loaded(3, 3, again, anew, starting), 10**9)
+
+    assert advice(0.51) == (f"{kept}, or {STARTING}" if kept else STARTING)
+    more = f"more num_workers of the DataLoader{kept and ', '}{kept}; or cheaper transforms"
+    assert advice(0.5) == advice(0.0) == more
 
 
 def test_C2_finding_data_wait_of_workers_that_stay() -> None:
