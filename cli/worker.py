@@ -41,17 +41,22 @@ def command() -> None:
     type=click.Path(exists=True, file_okay=False, resolve_path=True),
     help="A folder of weights that workers may read themselves, under the path that programs use. May be repeated.",
 )
+@click.argument("ray_options", nargs=-1, metavar="[-- RAY_OPTIONS]")
 def start(
-    host: str | None, port: int, join: str | None, cpus: int | None, gpus: int | None, files: tuple[str, ...]
-) -> int:
-    """Start a worker here; it runs until Ctrl-C or SIGTERM. Without --host, only this machine's programs reach it."""
+    host: str | None, port: int, join: str | None, cpus: int | None, gpus: int | None, files: tuple[str, ...],
+    ray_options: tuple[str, ...],
+) -> int:  # fmt: skip
+    """Start a worker here; it runs until Ctrl-C or SIGTERM. Without --host, only this machine's programs reach it.
+
+    Options after -- go to ray start, such as -- --labels=zone=a --resources='{"tpu": 1}'.
+    """
     import signal
     import time
 
     from mindtorch.cluster import nodes
 
     signal.signal(signal.SIGTERM, _terminate)
-    with nodes.started(host or nodes.default_host(join), port, join, cpus, gpus, files) as node:
+    with nodes.started(host or nodes.default_host(join), port, join, cpus, gpus, files, ray_options) as node:
         click.echo(f"genie worker: ready, in the cluster at {node.address}; Ctrl-C stops it")
         if join is None:
             click.echo(f"to use it:        export RAY_AUTH_TOKEN={node.token}")

@@ -25,18 +25,25 @@ class Actor:
         self._number = 0
         self._parcels: dict[int, bytes | bytearray | int] = {}  # see `Worker`
 
-    def begin(self, device: str, path: list[str] | None) -> tuple[int, str, str]:
-        """(this process, Ray's name of its node, `machine`). ``path``: the program's ``sys.path``, if that is here."""
+    def begin(self, device: str, path: list[str] | None, threads: int | None) -> tuple[int, str, str]:
+        """(this process, Ray's name of its node, `machine`). ``path``: the program's ``sys.path``, if that is here;
+        ``threads``: of torch's, None: as the program says.
+        """
         import ray
 
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # which is for the program
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's handler runs into an assertion of Ray's
         if path is not None:
-            sys.path[:] = path
+            given = [entry for entry in sys.path if "/runtime_resources/" in entry]  # of a runtime_env
+            sys.path[:] = [*path, *given]
         from ..base import config
         from ..engine.remote.child import serving
 
         self._serve = serving(device, self._parcels, config.worker_files() if path is None else ["/"])
+        if threads is not None:
+            import torch
+
+            torch.set_num_threads(threads)
         return os.getpid(), ray.get_runtime_context().get_node_id(), machine()
 
     def part(self, data: bytes) -> None:

@@ -7,6 +7,7 @@ with the program, however that ends, and takes with it what it has started.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import logging
@@ -20,7 +21,7 @@ import warnings
 from typing import Any
 
 from .._ext.frames import Stream
-from . import private
+from . import private, room
 from .actor import PART, Actor, machine, state_of
 from .endings import DAEMON, ERROR, ended, refused
 
@@ -66,6 +67,8 @@ class Broker:
         self._path: list[str] | None = None
         self._ending = threading.Event()
         self._lines: dict[int, _Line] = {}  # by the number of the request that began them
+        self._rooms: dict[int, room.Room] = {}  # the same
+        self._names: collections.Counter[str] = collections.Counter()
 
     def serve(self) -> None:
         while True:
@@ -82,19 +85,24 @@ class Broker:
     def _do(self, name: str, request: dict[str, Any], fds: list[int]) -> None:
         number = request.pop("number")
         try:
-            if name == "actor":
+            if name in ("actor", "reserve"):
                 request["number"] = number
             reply = getattr(self, f"_{name}")(*fds, **request)
         except BaseException as error:  # noqa: BLE001 - Ray raises SystemExit, too; all of it is told to the program
             reply = {"error": refused(error)}
+        self._tell(number, reply)
+
+    def _tell(self, number: int, reply: dict[str, Any]) -> None:
         with self._lock, contextlib.suppress(BrokenPipeError):  # the program has ended meanwhile
             self._control.send(json.dumps({"number": number, **reply}).encode())
 
     def _open(
-        self, address: str | None, folder: str | None, cpus: int, gpus: int, memory: int, path: list[str]
-    ) -> dict[str, Any]:
+        self, address: str | None, folder: str | None, cpus: int, gpus: int, memory: int, path: list[str],
+        environment: dict[str, Any] | None, who: dict[str, str],
+    ) -> dict[str, Any]:  # fmt: skip
         import ray
         import ray._private.node as node
+        import ray._private.utils as utils
         import ray._private.worker as worker
 
         self._folder = folder
@@ -103,6 +111,11 @@ class Broker:
         if address is None:
             private.without_services(node.Node)
         quiet: dict[str, Any] = {"logging_level": logging.CRITICAL, "log_to_driver": False}
+        if who:  # what Ray's dashboard and `genie worker list` say of it
+            quiet["job_config"] = ray.job_config.JobConfig(metadata=who)
+            utils.get_entrypoint_name = lambda: who["job_name"]
+        if environment:
+            quiet["runtime_env"] = environment
         if address is None:
             ray.init(
                 address="local", num_cpus=cpus, num_gpus=gpus, object_store_memory=memory, include_dashboard=False,
@@ -112,13 +125,16 @@ class Broker:
             ray.init(address=address, **quiet)
         if folder is not None:
             threading.Thread(target=self._watch, daemon=True).start()
-        variables = {"GENIE_AUTO_ENABLE": "0"}
+        variables = {**(environment or {}).get("env_vars", {}), "GENIE_AUTO_ENABLE": "0"}
         if folder is not None:
             self._path = path
-            variables["PYTHONPATH"] = os.pathsep.join(path)
+            variables["PYTHONPATH"] = os.pathsep.join([*path, *filter(None, [variables.get("PYTHONPATH")])])
         self._runtime = {"env_vars": variables}
         nodes = [each for each in ray.nodes() if each["Alive"]]
-        return {"nodes": [_described(each) for each in nodes], "version": ray.__version__}
+        return {
+            "nodes": [_described(each) for each in nodes],
+            "autoscales": address is not None and room.autoscales(),
+        }  # fmt: skip
 
     def _watch(self) -> None:
         """End when one of the daemons has: Ray itself tries to reach it for up to a minute."""
@@ -128,27 +144,49 @@ class Broker:
             if worker._global_node is not None and worker._global_node.dead_processes():
                 self.end(DAEMON)
 
-    def _actor(self, fd: int, number: int, device: str, seconds: float) -> dict[str, Any]:
+    def _reserve(self, number: int, **asked: Any) -> dict[str, Any]:
+        self._rooms[number] = room.reserve(**asked, tell=lambda text: self._tell(number, {"progress": text}))
+        return {}
+
+    def _actor(
+        self, fd: int, number: int, device: str, seconds: float, room: int | None, part: int,
+        bundle: dict[str, float] | None, name: str | None, threads: int | None,
+    ) -> dict[str, Any]:  # fmt: skip
         import ray
 
         cuda = device.startswith("cuda")
+        if bundle is None:  # in a cluster of our own there is nobody to share the CPUs with
+            bundle = {"GPU": 1} if cuda else {"CPU": 0 if self._folder else 1}
+        given = {key: value for key, value in bundle.items() if key not in ("CPU", "GPU", "memory")}
+        its = None if room is None else self._rooms[room]
+        if name is not None:
+            self._names[name] += 1
+            if (again := self._names[name]) > 1:
+                name = f"{name} ({again})"  # while Ray still has the one before
         remote: Any = ray.remote(Actor)
         made = remote.options(
-            # In a cluster of our own there is nobody to share the CPUs with.
-            num_cpus=0 if cuda or self._folder else 1, num_gpus=1 if cuda else 0,
+            num_cpus=bundle.get("CPU", 0), num_gpus=bundle.get("GPU", 0), memory=bundle.get("memory"), resources=given,
+            scheduling_strategy=None if its is None else its.strategy(part), name=name,
             max_restarts=0, max_task_retries=0, enable_task_events=False, runtime_env=self._runtime,
         ).remote()  # fmt: skip
-        begun = made.begin.remote("cuda:0" if cuda else device, self._path)
+        begun = made.begin.remote("cuda:0" if cuda else device, self._path, threads)
         try:
             process, node, there = ray.get(begun, timeout=seconds)
         except ray.exceptions.GetTimeoutError:
             ray.kill(made)
+            if its is not None or self._folder:
+                raise TimeoutError(
+                    f"there is room for the worker, but it did not start within {seconds:g} s: its machine is busy, "
+                    "or sets up a runtime_env"
+                ) from None
             free = ", ".join(f"{k} {v:g}" for k, v in ray.available_resources().items() if k in ("CPU", "GPU"))
             what = "a GPU" if cuda else "a CPU"
             raise TimeoutError(
                 f"expected {what} for a worker within {seconds:g} s; free there: {free or 'neither CPU nor GPU'}"
             ) from None
-        line = _Line(fd, made, process, node, there == machine() != "", self._runtime, self._lines)
+        if its is not None:
+            its.enter()
+        line = _Line(fd, made, process, node, there == machine() != "", self._runtime, self._lines, its)
         self._lines[number] = line
         line.start()
         return {"process": process, "node": node[:8]}
@@ -189,9 +227,9 @@ class _Line:
 
     def __init__(
         self, fd: int, actor: Any, process: int, node: str, here: bool, runtime: dict[str, Any],
-        lines: dict[int, _Line],
+        lines: dict[int, _Line], its: room.Room | None,
     ) -> None:  # fmt: skip
-        self._fd, self._actor, self._lines = fd, actor, lines
+        self._fd, self._actor, self._lines, self._its = fd, actor, lines, its
         self._process, self._node, self._here, self._runtime = process, node, here, runtime
         self._under_way: queue.SimpleQueue[tuple[int, Any, int]] = queue.SimpleQueue()
         self._room = threading.Condition()
@@ -304,6 +342,8 @@ class _Line:
                 self._room.notify_all()
         self._upwards.join()
         os.close(self._fd)
+        if self._its is not None:
+            self._its.leave()
 
     def _reply(self, reply: Any) -> bytes | bytearray:
         """What comes, or why nothing does: then the actor is of no use any more."""

@@ -61,11 +61,12 @@ def started(
     cpus: int | None = None,
     gpus: int | None = None,
     files: Sequence[str] = (),
+    more: Sequence[str] = (),
 ) -> Iterator[Node]:
     """A machine of a cluster, for the block: the first one at ``host:port``, or one more of that at ``join``.
 
     Whoever has the token can run anything here. It is ``RAY_AUTH_TOKEN`` where that is set, else a new one. files:
-    folders in which workers may look for safetensors files. Raises UsageError where Ray does not start.
+    folders in which workers may look for safetensors files. more: options of ``ray start``. Raises UsageError where Ray does not start.
     """
     check_ray()
     token = os.environ.get("RAY_AUTH_TOKEN") or (secrets.token_hex(32) if join is None else "")
@@ -88,6 +89,7 @@ def started(
     else:
         options.append(f"--address={join}")
     options += [f"--num-{what}={n}" for what, n in (("cpus", cpus), ("gpus", gpus)) if n is not None]
+    options += more
     with open(os.path.join(folder, "said"), "w+b") as said:
         process = subprocess.Popen(
             [sys.executable, "-c", _RAY, *options], env=variables, stdin=subprocess.DEVNULL, stdout=said,

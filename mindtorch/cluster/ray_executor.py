@@ -9,12 +9,13 @@ import os
 import socket
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from .._ext.frames import Stream
 from ..base.errors import MaterializationError, SessionLost, UsageError
+from ..base.resources import Resources
 from ..engine.remote.client import RemoteExecutor
 from ..engine.remote.exchange import Send
 from ..engine.remote.lineage import Lineage
@@ -26,6 +27,18 @@ from .link import Link
 __all__ = ["RayExecutor", "executors"]
 
 _tickets = itertools.count(1)
+_ROOM = 120.0  # seconds without a word from the broker, which says each second that it waits
+
+
+class Place(NamedTuple):
+    """Of an actor: what it asks of Ray (see `Resources.bundle`), which ``part`` of the room that was reserved for
+    several, its name in Ray's dashboard, and its threads, if they are not the program's."""
+
+    bundle: dict[str, float] | None = None
+    room: int | None = None
+    part: int = 0
+    name: str | None = None
+    threads: int | None = None
 
 
 @one_thread_at_a_time
@@ -41,8 +54,10 @@ class RayExecutor(StreamExecutor):
     _child: _Actor
 
     def __init__(self, link: Link, device: str = "cpu", actor: _Actor | None = None, lineage: int = 0) -> None:
-        child = _Actor(link, device) if actor is None else actor
+        child = _Actor(link, device, Place()) if actor is None else actor
         child.wait()
+        if child.place.threads is not None:
+            self._kept_there = frozenset({"set_num_threads"})
         super().__init__(child)
         self.stats["process"] = child.pid or 0
         if lineage and device == "cpu":  # CUDA's kernels need not give the same bits again
@@ -52,7 +67,7 @@ class RayExecutor(StreamExecutor):
     def _renewed(self) -> Send | None:
         lost = self._child
         try:
-            child = _Actor(lost.link, lost._device)
+            child = _Actor(lost.link, lost._device, lost.place)
             child.wait()
         except (UsageError, SessionLost):
             return None
@@ -128,22 +143,33 @@ class RayExecutor(StreamExecutor):
         self._child.end()
 
 
-def executors(link: Link, device: str, workers: int, lineage: int) -> list[RayExecutor]:
-    """So many, whose workers begin together."""
-    actors = [_Actor(link, device) for _ in range(workers)]
+def executors(
+    link: Link, device: str, workers: int, lineage: int, resources: Resources, wait: float | None, name: str
+) -> list[RayExecutor]:
+    """So many, whose workers begin together, once there is room for all of them."""
+    bundle = resources.bundle(device, link.address is None)
+    room = None
+    if bundle is not None:
+        room = link.ask(
+            "reserve", workers=workers, bundle=bundle, placement=resources.placement, node=resources.node,
+            labels=resources.labels, name=name, wait=wait,
+        )  # fmt: skip
+        link.answer(room, _ROOM, "waiting for room on the cluster")
+    places = [Place(bundle, room, i, f"{name} remote_accelerator:{i}", resources.threads) for i in range(workers)]
+    actors = [_Actor(link, device, place) for place in places]
     return [RayExecutor(link, device, actor, lineage) for actor in actors]
 
 
 class _Actor(Child):
     """The actor, and the socket by which messages get to it: the broker is at the other end."""
 
-    def __init__(self, link: Link, device: str) -> None:
+    def __init__(self, link: Link, device: str, place: Place) -> None:
         super().__init__(device)
         self.node = ""
-        self.link = link
+        self.link, self.place = link, place
         ours, theirs = socket.socketpair()
         with theirs:
-            self._number = self.link.ask("actor", fd=theirs.fileno(), device=device, seconds=60)
+            self._number = self.link.ask("actor", fd=theirs.fileno(), device=device, seconds=60, **place._asdict())
         self._socket = ours
         self.close: Any = weakref.finalize(self, _close, ours, os.getpid())
 
