@@ -77,18 +77,26 @@ def _terminate(number: int, _frame: object) -> None:
 @click.option("--address", metavar="ADDRESS", help="The cluster (default: GENIE_ADDRESS, or the one on this machine).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_(address: str | None, as_json: bool) -> None:
-    """List a cluster's machines: address, CPUs, GPUs, memory."""
+    """List a cluster's machines, and the programs that have workers there or wait for room.
+
+    Of each program: its user, name, host, process and start; of each worker: its machine, process, what it reserved,
+    and its start.
+    """
     from mindtorch.base import config
-    from mindtorch.cluster.nodes import nodes
+    from mindtorch.cluster.nodes import nodes_and_sessions
 
     where = address or (config.address() if config.address() != "local" else "auto")
-    found = nodes(where)
+    found, sessions = nodes_and_sessions(where)
     if as_json:
         import json
 
-        click.echo(json.dumps({"schema_version": 1, "address": where, "nodes": found}, indent=1))
+        told = {"schema_version": 1, "address": where, "nodes": found, "sessions": sessions}
+        click.echo(json.dumps(told, indent=1))
         return
     from .report_devices import node_text
+    from .report_sessions import lines
 
     for node in found:
         click.echo(f"{node['address']:<18}{node_text(node)}")
+    for line in lines(sessions, found):
+        click.echo(line)

@@ -198,7 +198,7 @@ def _read(text: str) -> Any:
     if text.startswith("{") or (text.endswith(".json") and "=" not in text):
         return _json(text)
     found: dict[str, Any] = {}
-    for entry in re.split(r",(?=[\w.]+[^,{]*=)", text):  # a value may have commas: labels.zone=in(a,b)
+    for entry in re.split(r",\s*(?=[\w.]+[^,{]*=)", text):  # a value may have commas: labels.zone=in(a,b)
         name, equals, value = entry.partition("=")
         name, value = name.strip(), value.strip()
         kind, dot, key = name.partition(".")

@@ -22,8 +22,9 @@ from typing import Any
 
 from .._ext.frames import Stream
 from . import private, room
+from . import sessions as tables
 from .actor import PART, Actor, machine, state_of
-from .endings import DAEMON, ERROR, ended, refused
+from .endings import DAEMON, ERROR, ended, last_line, refused
 
 __all__ = ["main"]
 
@@ -144,9 +145,22 @@ class Broker:
             if worker._global_node is not None and worker._global_node.dead_processes():
                 self.end(DAEMON)
 
-    def _reserve(self, number: int, **asked: Any) -> dict[str, Any]:
-        self._rooms[number] = room.reserve(**asked, tell=lambda text: self._tell(number, {"progress": text}))
+    def _reserve(self, number: int, name: str, **asked: Any) -> dict[str, Any]:
+        def tell(text: str) -> None:
+            self._tell(number, {"progress": text})
+
+        self._rooms[number] = room.reserve(**asked, name=self._new_name(name), tell=tell)
         return {}
+
+    def _new_name(self, name: str) -> str:
+        """Ray refuses one that it has already, also of what is just ending."""
+        with self._lock:
+            self._names[name] += 1
+            again = self._names[name]
+        return name if again == 1 else f"{name} ({again})"
+
+    def _sessions(self) -> dict[str, Any]:
+        return {"sessions": tables.sessions()}
 
     def _actor(
         self, fd: int, number: int, device: str, seconds: float, room: int | None, part: int,
@@ -159,14 +173,11 @@ class Broker:
             bundle = {"GPU": 1} if cuda else {"CPU": 0 if self._folder else 1}
         given = {key: value for key, value in bundle.items() if key not in ("CPU", "GPU", "memory")}
         its = None if room is None else self._rooms[room]
-        if name is not None:
-            self._names[name] += 1
-            if (again := self._names[name]) > 1:
-                name = f"{name} ({again})"  # while Ray still has the one before
         remote: Any = ray.remote(Actor)
         made = remote.options(
             num_cpus=bundle.get("CPU", 0), num_gpus=bundle.get("GPU", 0), memory=bundle.get("memory"), resources=given,
-            scheduling_strategy=None if its is None else its.strategy(part), name=name,
+            scheduling_strategy=None if its is None else its.strategy(part),
+            name=None if name is None else self._new_name(name),
             max_restarts=0, max_task_retries=0, enable_task_events=False, runtime_env=self._runtime,
         ).remote()  # fmt: skip
         begun = made.begin.remote("cuda:0" if cuda else device, self._path, threads)
@@ -184,6 +195,8 @@ class Broker:
             raise TimeoutError(
                 f"expected {what} for a worker within {seconds:g} s; free there: {free or 'neither CPU nor GPU'}"
             ) from None
+        except ray.exceptions.ActorDiedError as error:
+            raise ConnectionError(f"the worker ended before it had begun: {last_line(str(error))}") from None
         if its is not None:
             its.enter()
         line = _Line(fd, made, process, node, there == machine() != "", self._runtime, self._lines, its)
@@ -215,6 +228,7 @@ def _described(node: dict[str, Any]) -> dict[str, Any]:
     return {
         "address": node["NodeManagerAddress"],
         "name": node["NodeManagerHostname"],
+        "id": node["NodeID"][:8],
         "cpus": int(has.get("CPU", 0)),
         "gpus": int(has.get("GPU", 0)),
         "accelerator": kinds[0] if kinds else None,

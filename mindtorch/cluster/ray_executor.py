@@ -27,6 +27,7 @@ from .link import Link
 __all__ = ["RayExecutor", "executors"]
 
 _tickets = itertools.count(1)
+_BEGINS = 60.0  # seconds for a worker for which there is room
 _ROOM = 120.0  # seconds without a word from the broker, which says each second that it waits
 
 
@@ -169,7 +170,7 @@ class _Actor(Child):
         self.link, self.place = link, place
         ours, theirs = socket.socketpair()
         with theirs:
-            self._number = self.link.ask("actor", fd=theirs.fileno(), device=device, seconds=60, **place._asdict())
+            self._number = self.link.ask("actor", fd=theirs.fileno(), device=device, seconds=_BEGINS, **place._asdict())
         self._socket = ours
         self.close: Any = weakref.finalize(self, _close, ours, os.getpid())
 
