@@ -97,6 +97,6 @@ def list_(address: str | None, as_json: bool) -> None:
     from .report_sessions import lines
 
     for node in found:
-        click.echo(f"{node['address']:<18}{node_text(node)}")
+        click.echo(f"{node['address']:<18}{node['id']}  {node_text(node)}")
     for line in lines(sessions, found):
         click.echo(line)
