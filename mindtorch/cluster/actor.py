@@ -24,6 +24,7 @@ class Actor:
         self._replies: dict[int, bytearray] = {}  # those that do not go with one call, until all of them has
         self._number = 0
         self._parcels: dict[int, bytes | bytearray | int] = {}  # see `Worker`
+        self._folders: list[str] = []
 
     def begin(self, device: str, path: list[str] | None, threads: int | None) -> tuple[int, str, str]:
         """(this process, Ray's name of its node, `machine`). ``path``: the program's ``sys.path``, if that is here;
@@ -39,7 +40,8 @@ class Actor:
         from ..base import config
         from ..engine.remote.child import serving
 
-        self._serve = serving(device, self._parcels, config.worker_files() if path is None else ["/"])
+        self._folders = config.worker_files() if path is None else ["/"]
+        self._serve = serving(device, self._parcels, self._folders)
         if threads is not None:
             import torch
 
@@ -87,6 +89,27 @@ class Actor:
             held = self._parcels.setdefault(ticket, bytearray())
             assert isinstance(held, bytearray)
             held += part
+
+    def save(self, path: str, described: bytes) -> str:
+        """Write a checkpoint (`checkpoints.write`). Why that failed; empty if it did not."""
+        from .checkpoints import write
+
+        try:
+            write(path, described, self._parcels, self._folders)
+        except (OSError, ValueError, RuntimeError) as error:
+            return str(error)
+        return ""
+
+    def load(self, path: str, first: int) -> bytes | str:
+        """Read a checkpoint (`checkpoints.read`). Why that failed, as a string."""
+        import pickle
+
+        from .checkpoints import read
+
+        try:
+            return bytes(read(path, first, self._parcels, self._folders))
+        except (OSError, ValueError, RuntimeError, pickle.UnpicklingError) as error:
+            return str(error)
 
 
 def machine() -> str:

@@ -196,6 +196,20 @@ class Broker:
         line.start()
         return {"process": process, "node": node[:8]}
 
+    def _save(self, fd: int, actor: int, after: int, path: str) -> dict[str, Any]:
+        """Have a checkpoint written of what the actor has put aside by a message. ``fd``: of what describes it."""
+        with open(fd, "rb") as file:
+            return {"failed": self._lines[actor].save(after, path, file.read())}
+
+    def _load(self, fd: int, actor: int, path: str, first: int) -> dict[str, Any]:
+        """Have a checkpoint read. ``fd``: of the file in memory that gets the description."""
+        found = self._lines[actor].load(path, first)
+        with open(fd, "wb") as file:
+            if isinstance(found, str):
+                return {"failed": found}
+            file.write(found)
+        return {"failed": ""}
+
     def end(self, code: int = 0) -> None:
         """Nobody is there any more, or it is of no use."""
         self._ending.set()

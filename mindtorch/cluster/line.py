@@ -82,8 +82,7 @@ class Line:
     def _bring(self, actor: int, after: int, ticket: int, nbytes: int) -> None:
         """Let the actor have what another one gives with its message number ``after``, straight from there."""
         there = self._lines[actor]
-        with there._room:
-            there._room.wait_for(lambda: there._fired >= after or there._over)
+        there._until_fired(after)
         import ray
 
         parts: list[Any] = []
@@ -96,6 +95,20 @@ class Line:
                     self._come(parts.pop(0), there)
             for ref in parts:
                 self._come(ref, there)
+
+    def _until_fired(self, message: int) -> None:
+        with self._room:
+            self._room.wait_for(lambda: self._fired >= message or self._over)
+
+    def save(self, after: int, path: str, described: bytes) -> str:
+        """Have the actor write what it puts aside with its message number ``after``: why it could not."""
+        self._until_fired(after)
+        return str(self._wait_for(self._actor.save.remote(path, described)))
+
+    def load(self, path: str, first: int) -> bytes | str:
+        """Have the actor put aside what is in a file. A description, or why it could not."""
+        found: bytes | str = self._wait_for(self._actor.load.remote(path, first))
+        return found
 
     def _come(self, ref: Any, there: Line) -> None:
         """Wait for a part. RayError where it does not come."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 import socket
 import weakref
@@ -13,14 +14,19 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .._ext import lazy as _core
 from .._ext.frames import Stream
 from ..base.errors import MaterializationError, SessionLost, UsageError
 from ..base.resources import Resources
+from ..engine.execute import values
 from ..engine.remote.client import RemoteExecutor
 from ..engine.remote.exchange import Send
 from ..engine.remote.lineage import Lineage
+from ..engine.remote.mirrors import view
 from ..engine.remote.one_thread import one_thread_at_a_time
 from ..engine.remote.pipe import Child, StreamExecutor
+from ..engine.remote.wire import WireError, dumps, loads
+from . import checkpoints
 from .endings import ERROR
 from .link import Link
 
@@ -28,6 +34,7 @@ __all__ = ["RayExecutor", "executors"]
 
 _tickets = itertools.count(1)
 _BEGINS = 60.0  # seconds for a worker for which there is room
+_DISK = 3600.0  # for it to write or read a file
 _ROOM = 120.0  # seconds without a word from the broker, which says each second that it waits
 
 
@@ -97,8 +104,7 @@ class RayExecutor(StreamExecutor):
         if not isinstance(other, RayExecutor) or other._child.link is not self._child.link:
             return super().take_from(other, values)
         for executor in (self, other):
-            if executor._lineage is not None:
-                executor._lineage.drop()  # what crossed is in no message
+            executor._no_lineage()
         tickets = [next(_tickets) for _ in values]
         after = other._give([other._mirrors.number_of(value) for value in values], tickets)
         return [self._take_one(other, value, after, ticket) for value, ticket in zip(values, tickets, strict=True)]
@@ -139,6 +145,78 @@ class RayExecutor(StreamExecutor):
             or MaterializationError("values from another worker did not arrive")
         )
 
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
+    def save(self, value: Any, path: str) -> None:
+        """`torch.save` on the worker's machine, under the full ``path`` there: no value crosses.
+
+        value: dicts, lists and tuples of tensors, numbers, strings and None, such as ``{"model": net.state_dict(),
+        "optimizer": optimizer.state_dict()}``. Its tensors are on this executor's device; plain ones go there. The path
+        is in a folder that was given to ``genie worker start --files``, or anywhere in a cluster of the program's own.
+
+        Returns when the file is complete. UsageError where it cannot be written. The worker is not rebuilt any more if
+        it is lost.
+        """
+        with values.lock:
+            tensors: list[torch.Tensor] = []
+            tree = checkpoints.taken_apart(value, tensors)
+            ours = [t for t in tensors if _core.get_handle(t) is not None]
+            computed = iter(values.materialize(ours, "save"))
+            mirrors = [next(computed) if _core.get_handle(t) is not None else self.adopt([t])[0] for t in tensors]
+            described = [self._mirrors.describe(mirror) for mirror in mirrors]
+            numbers = {number: place for place, number in enumerate(dict.fromkeys(row[0] for row in described))}
+            tickets = [next(_tickets) for _ in numbers]
+            try:
+                told = dumps((tree, [(numbers[number], *rest) for number, *rest in described], tickets))
+            except WireError as error:
+                raise UsageError(f"[save] {error}") from None
+            self._no_lineage()
+            after = self._give(list(numbers), tickets)
+            self._of_a_file("save", bytes(told), path, after=after)
+
+    def load(self, path: str, index: int = 0) -> Any:
+        """What `save`, or `torch.save`, wrote into a file on the worker's machine: no value crosses. See `save` for the
+        path. Its tensors are on ``remote_accelerator:index``, each with memory of its own.
+
+        Only what ``torch.load(weights_only=True)`` reads. UsageError where it cannot be read.
+        """
+        with values.lock:
+            self._no_lineage()
+            first = next(_tickets) << 24
+            tree, rows = loads(self._of_a_file("load", b"", path, first=first))
+
+            def tensor(place: int) -> Any:
+                dtype, sizes = rows[place]
+                number, nbytes = self._mirrors.fresh(), math.prod(sizes) * dtype.itemsize
+                whole = self._mirrors.whole(nbytes, number)
+                self._ask("take", number, nbytes, first + place, answer=self._missed)
+                strides = torch.empty(sizes, device="meta").stride()
+                return _core.hold(view(whole.untyped_storage(), dtype, sizes, strides, 0), index, None, True)
+
+            return checkpoints.put_together(tree, tensor)
+
+    def _missed(self, failed: tuple[int, int] | None) -> None:
+        if failed is not None:
+            self._failures[failed[0]] = MaterializationError("values from a file did not arrive")
+
+    def _no_lineage(self) -> None:
+        if self._lineage is not None:
+            self._lineage.drop()  # what crosses besides is in no message
+
+    def _of_a_file(self, do: str, data: bytes, path: str, **told: int) -> bytes:
+        """Descriptions go through a file in memory: they may be longer than a message of the broker's."""
+        if not isinstance(path, str):
+            raise UsageError(f"[{do}] path: expected a text, got {path!r}")
+        with open(os.memfd_create("genie"), "w+b") as file:
+            file.write(data)
+            file.seek(0)
+            link = self._child.link
+            asked = link.ask(do, fd=file.fileno(), actor=self._child.number, path=path, **told)
+            failed = link.answer(asked, _DISK, f"waiting for the worker to {do} {path}")["failed"]
+            if failed:
+                raise UsageError(f"[{do}] {failed}")
+            file.seek(0)
+            return file.read()
+
     def close(self) -> None:
         """End the worker."""
         self._child.end()
@@ -170,13 +248,13 @@ class _Actor(Child):
         self.link, self.place = link, place
         ours, theirs = socket.socketpair()
         with theirs:
-            self._number = self.link.ask("actor", fd=theirs.fileno(), device=device, seconds=_BEGINS, **place._asdict())
+            self.number = self.link.ask("actor", fd=theirs.fileno(), device=device, seconds=_BEGINS, **place._asdict())
         self._socket = ours
         self.close: Any = weakref.finalize(self, _close, ours, os.getpid())
 
     def wait(self) -> None:
         """Until it has begun."""
-        found = self.link.begun(self._number)
+        found = self.link.begun(self.number)
         self.pid, self.node = found["process"], found["node"]
         self._stream = Stream(self._socket.fileno())
 
@@ -186,7 +264,7 @@ class _Actor(Child):
 
     def bring(self, other: _Actor, after: int, ticket: int, nbytes: int) -> None:
         """Let what the other one gives with a message be here before the next message."""
-        told = {"actor": other._number, "after": after, "ticket": ticket, "nbytes": nbytes}
+        told = {"actor": other.number, "after": after, "ticket": ticket, "nbytes": nbytes}
         self._begun().put(json.dumps(told).encode(), 0)
 
     def send(self, message: bytearray) -> bytes | None:
