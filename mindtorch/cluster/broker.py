@@ -104,7 +104,7 @@ class Broker:
         if address is None:
             private.without_services(node.Node)
         quiet: dict[str, Any] = {"logging_level": logging.CRITICAL, "log_to_driver": False}
-        if who:  # what Ray's dashboard and `genie worker list` say of it
+        if who and not _by_client(address):  # what Ray's dashboard and `genie worker list` say of it
             quiet["job_config"] = ray.job_config.JobConfig(metadata=who)
             utils.get_entrypoint_name = lambda: who["job_name"]
         if environment:
@@ -152,6 +152,12 @@ class Broker:
         return name if again == 1 else f"{name} ({again})"
 
     def _sessions(self) -> dict[str, Any]:
+        import ray
+        from ray._private.client_mode_hook import client_mode_should_convert
+
+        if client_mode_should_convert():  # Ray's tables are for those that are in the cluster
+            asked = ray.remote(tables.sessions).options(num_cpus=0, max_retries=0, runtime_env=self._runtime)
+            return {"sessions": ray.get(asked.remote(), timeout=20)}
         return {"sessions": tables.sessions()}
 
     def _actor(
@@ -225,6 +231,11 @@ class Broker:
             if self._folder is not None:
                 private.clear(self._folder, os.getsid(0))
             os._exit(code)
+
+
+def _by_client(address: str | None) -> bool:
+    """From a machine that is none of the cluster's? Ray then takes no settings for the job."""
+    return address is not None and address.startswith("ray://")
 
 
 def _described(node: dict[str, Any]) -> dict[str, Any]:

@@ -155,11 +155,15 @@ def _could_be(workers: int, bundle: Mapping[str, float], placement: str | None) 
 
 def autoscales() -> bool:
     """Does the cluster start machines when some are missing? Ray's monitor names the kinds of those it can start; a
-    cluster without an autoscaler has one, too, for which each machine is a kind of its own.
+    cluster without an autoscaler has one, too, for which each machine is a kind of its own. Unknown, so False, through
+    Ray's client.
     """
+    from ray._private.client_mode_hook import client_mode_should_convert
     from ray.autoscaler.v2.utils import is_autoscaler_v2
     from ray.experimental.internal_kv import _internal_kv_get
 
+    if client_mode_should_convert():
+        return False
     if is_autoscaler_v2(fetch_from_server=True):
         return True
     told = _internal_kv_get("__autoscaling_status")
