@@ -39,7 +39,8 @@ def command() -> None:
     multiple=True,
     metavar="FOLDER",
     type=click.Path(exists=True, file_okay=False, resolve_path=True),
-    help="A folder of weights that workers may read themselves, under the path that programs use. May be repeated.",
+    help="A folder whose weights workers may read themselves, under the path that programs use, and where they may "
+    "save checkpoints. May be repeated.",
 )
 @click.argument("ray_options", nargs=-1, metavar="[-- RAY_OPTIONS]")
 def start(
@@ -65,7 +66,11 @@ def start(
                 click.echo(f"on more machines: genie worker start --join {node.address}, with the same RAY_AUTH_TOKEN")
         while node.process.poll() is None:
             time.sleep(_LOOK)
-    raise UsageError("the cluster has ended" if join else "Ray has ended")
+    if join:
+        raise UsageError(
+            "the cluster has ended, or has given this machine up while it was out of reach: --join it again then"
+        )
+    raise UsageError("Ray has ended")
 
 
 def _terminate(number: int, _frame: object) -> None:

@@ -107,7 +107,7 @@ class Actor:
         from .checkpoints import read
 
         try:
-            return bytes(read(path, first, self._parcels, self._folders))
+            return read(path, first, self._parcels, self._folders)
         except (OSError, ValueError, RuntimeError, pickle.UnpicklingError) as error:
             return str(error)
 

@@ -61,6 +61,7 @@ class Broker:
         self._ending = threading.Event()
         self._lines: dict[int, Line] = {}  # by the number of the request that began them
         self._rooms: dict[int, room.Room] = {}  # the same
+        self._feeders: dict[int, Any] = {}
         self._names: collections.Counter[str] = collections.Counter()
 
     def serve(self) -> None:
@@ -78,7 +79,7 @@ class Broker:
     def _do(self, name: str, request: dict[str, Any], fds: list[int]) -> None:
         number = request.pop("number")
         try:
-            if name in ("actor", "reserve"):
+            if name in ("actor", "reserve", "feeder"):
                 request["number"] = number
             reply = getattr(self, f"_{name}")(*fds, **request)
         except BaseException as error:  # noqa: BLE001 - Ray raises SystemExit, too; all of it is told to the program
@@ -215,6 +216,30 @@ class Broker:
                 return {"failed": found}
             file.write(found)
         return {"failed": ""}
+
+    def _feeder(self, fd: int, number: int, actor: int, source: str, seed: int) -> dict[str, Any]:
+        """Begin to load data beside an actor. ``fd``: of the function's arguments."""
+        with open(fd, "rb") as file:
+            made, failed = self._lines[actor].feeder(self._path, source, file.read(), seed)
+        self._feeders[number] = made
+        if failed:
+            self._fed(number)
+        return {"failed": failed, "feeder": number}
+
+    def _batch(self, fd: int, actor: int, feeder: int, first: int) -> dict[str, Any]:
+        """Have the next batch go to the actor. ``fd``: of the file in memory that gets the description."""
+        found = self._lines[actor].feed(self._feeders[feeder], first)
+        with open(fd, "wb") as file:
+            if isinstance(found, bytes):
+                file.write(found)
+        return {"failed": found if isinstance(found, str) else "", "over": found is None}
+
+    def _fed(self, feeder: int) -> dict[str, Any]:
+        """Nobody wants more of it."""
+        import ray
+
+        ray.kill(self._feeders.pop(feeder))
+        return {}
 
     def end(self, code: int = 0) -> None:
         """Nobody is there any more, or it is of no use."""

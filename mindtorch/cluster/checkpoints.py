@@ -13,7 +13,7 @@ from ..engine.remote.mirrors import view
 from ..engine.remote.results import contents
 from ..engine.remote.wire import Reference, dumps, loads
 
-__all__ = ["put_together", "read", "taken_apart", "write"]
+__all__ = ["put_aside", "put_together", "read", "taken_apart", "write"]
 
 Parcels = MutableMapping[int, bytes | bytearray | int]
 
@@ -75,15 +75,19 @@ def _storage(data: bytes | bytearray) -> torch.UntypedStorage:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).untyped_storage()
 
 
-def read(path: str, first: int, parcels: Parcels, folders: Sequence[str]) -> bytearray:
-    """Put aside the tensors of what `torch.save` wrote, as parcels numbered from ``first`` on. The structure, and dtype
-    and sizes of each.
+def read(path: str, first: int, parcels: Parcels, folders: Sequence[str]) -> bytes:
+    """Put aside the tensors of what `torch.save` wrote; see `put_aside`."""
+    return put_aside(torch.load(_check(path, folders), map_location="cpu", weights_only=True), first, parcels)[0]
+
+
+def put_aside(value: Any, first: int, parcels: Parcels) -> tuple[bytes, list[int]]:
+    """The tensors of a structure, as parcels numbered from ``first`` on. (The structure, with dtype and sizes of each;
+    bytes of each.)
     """
     found: list[torch.Tensor] = []
-    tree = taken_apart(torch.load(_check(path, folders), map_location="cpu", weights_only=True), found)
-    plain = [t.detach().resolve_conj().resolve_neg().contiguous() for t in found]
-    described = dumps((tree, [(t.dtype, tuple(t.shape)) for t in plain]))
+    tree = taken_apart(value, found)
+    plain = [t.detach().cpu().resolve_conj().resolve_neg().contiguous() for t in found]
     for number, t in enumerate(plain, first):
         whole = t.clone() if t.untyped_storage().nbytes() != t.nbytes else t
         parcels[number] = contents(view(whole.untyped_storage(), torch.uint8, (t.nbytes,), (1,), 0))
-    return described
+    return bytes(dumps((tree, [(t.dtype, tuple(t.shape)) for t in plain]))), [t.nbytes for t in plain]

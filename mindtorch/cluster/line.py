@@ -13,6 +13,7 @@ from typing import Any
 from .._ext.frames import Stream
 from .actor import PART, state_of
 from .endings import ERROR, ended
+from .feeder import Feeder
 from .room import Room
 
 __all__ = ["Line"]
@@ -85,16 +86,44 @@ class Line:
         there._until_fired(after)
         import ray
 
-        parts: list[Any] = []
         # If one of the two has ended, its next reply says so; what did not come is missed where it is to be taken.
         with contextlib.suppress(ray.exceptions.RayError):
-            for begin in range(0, max(nbytes, 1), PART):
-                part = there._actor.parcel.remote(ticket, begin, begin + PART >= nbytes)
-                parts.append(self._actor.bring.remote(ticket, part))
-                if len(parts) == _PARTS:
-                    self._come(parts.pop(0), there)
-            for ref in parts:
-                self._come(ref, there)
+            self._hand(there._actor, ticket, nbytes, there)
+
+    def _hand(self, giver: Any, ticket: int, nbytes: int, there: Line) -> None:
+        """A parcel of another actor's, in parts. there: whose process may be found stopped meanwhile, besides this."""
+        parts: list[Any] = []
+        for begin in range(0, max(nbytes, 1), PART):
+            part = giver.parcel.remote(ticket, begin, begin + PART >= nbytes)
+            parts.append(self._actor.bring.remote(ticket, part))
+            if len(parts) == _PARTS:
+                self._come(parts.pop(0), there)
+        for ref in parts:
+            self._come(ref, there)
+
+    def feeder(self, path: list[str] | None, source: str, args: bytes, seed: int) -> tuple[Any, str]:
+        """An actor beside this one, which calls a function that gives batches; why it could not, else an empty text."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        remote: Any = ray.remote(Feeder)
+        made = remote.options(
+            num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(self._node, soft=False), max_restarts=0,
+            max_task_retries=0, enable_task_events=False, runtime_env=self._runtime,
+        ).remote()  # fmt: skip
+        return made, ray.get(made.begin.remote(path, source, args, seed))
+
+    def feed(self, feeder: Any, first: int) -> bytes | str | None:
+        """Let the actor have the next batch: its description; None after the last; a text that says what failed."""
+        import ray
+
+        found = ray.get(feeder.next.remote(first))
+        if found is None or isinstance(found, str):
+            return found
+        described, sizes = found
+        for ticket, nbytes in enumerate(sizes, first):
+            self._hand(feeder, ticket, nbytes, self)
+        return bytes(described)
 
     def _until_fired(self, message: int) -> None:
         with self._room:

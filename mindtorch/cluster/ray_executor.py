@@ -7,9 +7,10 @@ import itertools
 import json
 import math
 import os
+import re
 import socket
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -165,13 +166,11 @@ class RayExecutor(StreamExecutor):
             described = [self._mirrors.describe(mirror) for mirror in mirrors]
             numbers = {number: place for place, number in enumerate(dict.fromkeys(row[0] for row in described))}
             tickets = [next(_tickets) for _ in numbers]
-            try:
-                told = dumps((tree, [(numbers[number], *rest) for number, *rest in described], tickets))
-            except WireError as error:
-                raise UsageError(f"[save] {error}") from None
+            rows = [(numbers[number], *rest) for number, *rest in described]
+            told = _dumped((tree, rows, tickets), "save")
             self._no_lineage()
             after = self._give(list(numbers), tickets)
-            self._of_a_file("save", bytes(told), path, after=after)
+            self._of_a_file("save", told, path, after=after)
 
     def load(self, path: str, index: int = 0) -> Any:
         """What `save`, or `torch.save`, wrote into a file on the worker's machine: no value crosses. See `save` for the
@@ -182,21 +181,63 @@ class RayExecutor(StreamExecutor):
         with values.lock:
             self._no_lineage()
             first = next(_tickets) << 24
-            tree, rows = loads(self._of_a_file("load", b"", path, first=first))
+            return self._arrived(self._of_a_file("load", b"", path, first=first), first, index)
 
-            def tensor(place: int) -> Any:
-                dtype, sizes = rows[place]
-                number, nbytes = self._mirrors.fresh(), math.prod(sizes) * dtype.itemsize
-                whole = self._mirrors.whole(nbytes, number)
-                self._ask("take", number, nbytes, first + place, answer=self._missed)
-                strides = torch.empty(sizes, device="meta").stride()
-                return _core.hold(view(whole.untyped_storage(), dtype, sizes, strides, 0), index, None, True)
+    def batches(self, source: str, *args: Any, index: int = 0) -> Iterator[Any]:
+        """What ``source``, ``"MODULE:FUNCTION"``, gives on the worker's machine for ``args``: a `DataLoader`, or
+        whatever else has batches (dicts, lists and tuples of tensors, numbers and strings). They go straight to the
+        worker; their tensors are on ``remote_accelerator:index``.
 
-            return checkpoints.put_together(tree, tensor)
+        The module is found there: installed, or by a ``runtime_env``. torch's seed there is the program's
+        ``torch.initial_seed()`` when this is called. While the program computes with one batch, the next comes.
+        UsageError for what fails there. The worker is not rebuilt any more if it is lost.
+        """
+        if not isinstance(source, str) or not re.fullmatch(r"[\w.]+:[\w.]+", source):
+            raise UsageError(f"[batches] expected MODULE:FUNCTION, got {source!r}")
+        with values.lock:
+            self._no_lineage()
+            link, actor = self._child.link, self._child.number
+            told = _Memory(_dumped(args, "batches"))
+            begun = link.ask("feeder", fd=told.fileno(), actor=actor, source=source, seed=torch.initial_seed())
+            feeder = _answered(link, begun, "batches")["feeder"]
+        return self._fed(link, actor, feeder, index)
+
+    def _fed(self, link: Link, actor: int, feeder: int, index: int) -> Iterator[Any]:
+        def asked() -> tuple[int, int, _Memory]:
+            first, into = next(_tickets) << 24, _Memory()
+            return link.ask("batch", fd=into.fileno(), actor=actor, feeder=feeder, first=first), first, into
+
+        try:
+            coming = asked()
+            while True:
+                number, first, into = coming
+                with values.lock:
+                    if _answered(link, number, "batches")["over"]:
+                        return
+                    coming = asked()  # it comes while the program works on this one
+                    batch = self._arrived(into.content(), first, index)
+                yield batch
+        finally:
+            if link.alive:
+                link.ask("fed", feeder=feeder)
+
+    def _arrived(self, described: bytes, first: int, index: int) -> Any:
+        """A structure whose tensors have come to the worker as parcels from ``first`` on."""
+        tree, rows = loads(described)
+
+        def tensor(place: int) -> Any:
+            dtype, sizes = rows[place]
+            number, nbytes = self._mirrors.fresh(), math.prod(sizes) * dtype.itemsize
+            whole = self._mirrors.whole(nbytes, number)
+            self._ask("take", number, nbytes, first + place, answer=self._missed)
+            strides = torch.empty(sizes, device="meta").stride()
+            return _core.hold(view(whole.untyped_storage(), dtype, sizes, strides, 0), index, None, True)
+
+        return checkpoints.put_together(tree, tensor)
 
     def _missed(self, failed: tuple[int, int] | None) -> None:
         if failed is not None:
-            self._failures[failed[0]] = MaterializationError("values from a file did not arrive")
+            self._failures[failed[0]] = MaterializationError("values from the worker's machine did not arrive")
 
     def _no_lineage(self) -> None:
         if self._lineage is not None:
@@ -206,16 +247,10 @@ class RayExecutor(StreamExecutor):
         """Descriptions go through a file in memory: they may be longer than a message of the broker's."""
         if not isinstance(path, str):
             raise UsageError(f"[{do}] path: expected a text, got {path!r}")
-        with open(os.memfd_create("genie"), "w+b") as file:
-            file.write(data)
-            file.seek(0)
-            link = self._child.link
-            asked = link.ask(do, fd=file.fileno(), actor=self._child.number, path=path, **told)
-            failed = link.answer(asked, _DISK, f"waiting for the worker to {do} {path}")["failed"]
-            if failed:
-                raise UsageError(f"[{do}] {failed}")
-            file.seek(0)
-            return file.read()
+        link, through = self._child.link, _Memory(data)
+        asked = link.ask(do, fd=through.fileno(), actor=self._child.number, path=path, **told)
+        _answered(link, asked, do, f"waiting for the worker to {do} {path}")
+        return through.content()
 
     def close(self) -> None:
         """End the worker."""
@@ -237,6 +272,38 @@ def executors(
     places = [Place(bundle, room, i, f"{name} remote_accelerator:{i}", resources.threads) for i in range(workers)]
     actors = [_Actor(link, device, place) for place in places]
     return [RayExecutor(link, device, actor, lineage) for actor in actors]
+
+
+def _dumped(value: Any, do: str) -> bytes:
+    try:
+        return bytes(dumps(value))
+    except WireError as error:
+        raise UsageError(f"[{do}] {error}") from None
+
+
+class _Memory:
+    """A file in memory, for what may be longer than a message to the broker."""
+
+    def __init__(self, data: bytes = b"") -> None:
+        self._file = open(os.memfd_create("genie"), "w+b")  # noqa: SIM115 - it is closed when nobody has it
+        self._file.write(data)
+        self._file.flush()
+        self._file.seek(0)
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def content(self) -> bytes:
+        self._file.seek(0)
+        return self._file.read()
+
+
+def _answered(link: Link, number: int, do: str, what: str = "") -> dict[str, Any]:
+    """UsageError for what failed on the worker's machine."""
+    answer = link.answer(number, _DISK, what)
+    if answer["failed"]:
+        raise UsageError(f"[{do}] {answer['failed']}")
+    return answer
 
 
 class _Actor(Child):

@@ -31,7 +31,13 @@ Connect = Callable[..., mindtorch.Executor]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """In which its workers may save checkpoints."""
+    return str(tmp_path_factory.mktemp("files"))
+
+
+@pytest.fixture(scope="module")
+def cluster(folder: str) -> Iterator[str]:
     """Two machines' worth of one: Linux has all of 127.0.0.0/8. Two CPUs on the first, a CPU, a GPU and a tpu on the
     second, as Ray counts them."""
     with pytest.MonkeyPatch.context() as patch:
@@ -40,7 +46,7 @@ def cluster() -> Iterator[str]:
         patch.setenv("RAY_AUTH_TOKEN", TOKEN)
         port = free_port()
         with (
-            nodes.started("127.0.0.2", port, cpus=2, gpus=0, more=["--labels=zone=a"]) as first,
+            nodes.started("127.0.0.2", port, cpus=2, gpus=0, files=[folder], more=["--labels=zone=a"]) as first,
             nodes.started(
                 "127.0.0.3", join=first.address, cpus=1, gpus=1, more=["--labels=zone=b", '--resources={"tpu": 1}']
             ),
@@ -151,6 +157,16 @@ def test_R4_a_lost_worker_is_rebuilt_where_it_had_room(cluster: str, join: Conne
     assert (x * 2).tolist() == [2, 4, 6, 8] and executor.stats["rebuilt"] == 1  # type: ignore[attr-defined]
     ((worker,),) = (session["workers"] for session in nodes.nodes_and_sessions(cluster)[1])
     assert worker["address"] == "127.0.0.3" and worker["name"].endswith("remote_accelerator:0 (2)")
+
+
+def test_R3_a_cluster_that_was_joined_saves_in_its_folders_only(join: Connect, folder: str, tmp_path: Path) -> None:
+    executor: Any = join(resources="node=127.0.0.2")
+    x = torch.arange(3.0, device=LAZY)
+    executor.save({"x": x}, f"{folder}/x.pt")
+    assert torch.load(f"{folder}/x.pt")["x"].tolist() == executor.load(f"{folder}/x.pt")["x"].tolist() == [0, 1, 2]
+    with pytest.raises(mindtorch.UsageError, match=rf"one of the worker's folders \({folder}\), got "):
+        executor.save({"x": x}, str(tmp_path / "x.pt"))
+    assert not os.listdir(tmp_path)
 
 
 # ---- waiting ---------------------------------------------------------------------------------------------------------
