@@ -1,8 +1,8 @@
-"""SPEC's speed table, S1-S10, S13 and S14, in one run, beside torch: ``python asv_bench/report.py [S1 S7 ...]``.
+"""SPEC's speed table, S1-S10, S13-S15, in one run, beside torch: ``python asv_bench/report.py [S1 S7 ...]``.
 
 R1 besides: how executors elsewhere overlap with recording; its reference is recording plus execution. R2: a
 training step whose worker is 1, 10 and 50 ms away (simulated), beside one that is here. Minima over many
-rounds, one thread, ours and torch's in turn. Exits 1 when a "must" is missed. Takes two minutes.
+rounds, one thread, ours and torch's in turn. Exits 1 when a "must" is missed. Takes three minutes.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from benchmarks import (
     bench_memory,
     bench_meta,
     bench_overlap,
+    bench_programs,
     bench_ray,
     bench_record,
     bench_streams,
@@ -186,6 +187,13 @@ def s13() -> Iterator[Line]:
     yield Line("S13", "  an empty call of an actor", f"{t.call * 1e3:.2f} ms", "", 0.0, "")
 
 
+def s15() -> Iterator[Line]:
+    for name in bench_programs.PROGRAMS:
+        pair = bench_programs.compare_program(name)
+        value, reference = f"{pair.value * 1e3:.2f} ms", f"{pair.reference * 1e3:.2f} ms"
+        yield Line("S15", f"a step of {name}", value, reference, pair.ratio, f"{pair.ratio:.2f}x", 1.2, 0.9)
+
+
 def r1() -> Iterator[Line]:
     for read, what in (
         ("after", "50 steps, worker as slow as recording"),
@@ -220,6 +228,7 @@ ROWS: dict[str, Callable[[], Iterator[Line]]] = {
     "S10": s10,
     "S13": s13,
     "S14": s14,
+    "S15": s15,
     "R1": r1,
     "R2": r2,
 }

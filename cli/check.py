@@ -66,7 +66,7 @@ class _CheckCommand(ProgramCommand):
 @click.option(
     "--routing",
     type=click.Choice(["balanced"]),
-    help="Assume that a choice among unknown scores picks all candidates equally often.",
+    help="Choices among unknown scores pick all candidates in turn, also where there are fewer choices.",
 )
 @click.option("--seq", type=click.IntRange(min=1), metavar="N", help="For a config.json: tokens per sequence.")
 @click.option("--batch", type=click.IntRange(min=1), metavar="N", help="For a config.json: sequences per batch.")

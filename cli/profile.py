@@ -128,7 +128,7 @@ class _TargetOption(click.Option):
 @click.option(
     "--routing",
     type=click.Choice(["balanced"]),
-    help="Estimate: assume that a choice among unknown scores picks all candidates equally often (balanced experts).",
+    help="Estimate: choices among unknown scores pick all candidates in turn, also where there are fewer choices.",
 )
 @click.option(
     "--oom",

@@ -13,14 +13,14 @@ Examples:
   genie worker start                          for programs on this machine
   genie worker start --host 10.0.0.5          for other machines too, at this address
   genie worker start --join 10.0.0.5:6379     one more machine for the same cluster
-  genie worker list --address 10.0.0.5:6379   its machines
+  genie worker list --address 10.0.0.5:6379   its machines, and who uses them
 """
 _LOOK = 0.5  # seconds
 
 
 @click.group(name="worker", epilog=_EPILOG, short_help="Let programs on other machines compute on this one.")
 def command() -> None:
-    """Start a worker of a Ray cluster, for genie run --executor ray, or list a cluster's machines.
+    """Start a worker of a Ray cluster, for genie run --executor ray, or list a cluster's machines and who uses them.
 
     Anyone holding a cluster's token can run arbitrary code on its machines. Needs pip install 'mindtorch-genie[ray]'.
     """

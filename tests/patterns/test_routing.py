@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -79,6 +80,14 @@ def corrected(logits: Tensor) -> tuple[Tensor, Tensor]:
     return normalized((scores.gather(-1, chosen), chosen))
 
 
+def noisy(logits: Tensor, elsewhere: float = -math.inf, noise: bool = True) -> tuple[Tensor, Tensor]:
+    """As Shazeer et al. have it: what the chosen ones count stands among those of all experts, which count nothing."""
+    logits = logits + torch.randn_like(logits) * F.softplus(logits.detach() @ torch.ones(5, 5)) if noise else logits
+    values, places = logits.topk(2)
+    gates = torch.full_like(logits, elsewhere).scatter(-1, places, values).softmax(-1)
+    return gates.gather(-1, places), places
+
+
 FORMS: dict[str, tuple[Choose, dict[str, bool], dict[str, Any], int]] = {
     "softmax": (lambda x: x.softmax(-1).topk(2), {}, {}, 3),
     "one": (lambda x: x.softmax(-1).topk(1), {}, {"chosen": 1}, 3),
@@ -92,6 +101,8 @@ FORMS: dict[str, tuple[Choose, dict[str, bool], dict[str, Any], int]] = {
     "in another precision": (in_double, {}, {}, 4),
     "softmax by hand": (by_hand, {}, {}, 7),
     "chosen with a bias": (corrected, {}, {"scores": "sigmoid", "normalized": True}, 7),
+    "of all": (lambda x: noisy(x, noise=False), {}, {"scores": "softmax of the chosen", "normalized": True}, 5),
+    "with noise": (noisy, {}, {"scores": "softmax of the chosen", "normalized": True}, 4),
     "all experts for each token": (lambda x: x.softmax(-1).topk(2), {"together": True}, {}, 3),
 }
 
@@ -141,8 +152,10 @@ def test_L13_a_routing_of_a_batch_of_sequences() -> None:
     [
         lambda x: x.softmax(-1).topk(2, largest=False),
         lambda x: x.softmax(0).topk(2),
+        lambda x: noisy(x, 0.0),
+        lambda x: noisy(x, -1.0, noise=False),
     ],
-    ids=["the lowest", "over tokens"],
+    ids=["the lowest", "over tokens", "with others", "with others, without noise"],
 )
 def test_L13_what_chooses_otherwise_is_no_routing(choose: Choose) -> None:
     assert [each.refused for each in routed(choose, (5, 8), together=True)] == [

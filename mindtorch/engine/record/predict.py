@@ -82,9 +82,9 @@ def _folds(a: tuple, b: tuple) -> bool:
     return max(len(a[1]), len(b[1])) >= 3 > min(len(a[1]), len(b[1])) and not (len(a[1]) >= 3 and a[2] is None)
 
 
-#: Elements up to which integers and booleans without data are computed after all, in estimates: masks, positions and
-#: ids of a batch (32 x 2,048), half a megabyte at most.
-MOST_KNOWN = 1 << 16
+#: Elements up to which integers and booleans without data are computed after all, in estimates: masks, positions, ids
+#: of a batch, and which experts its tokens choose (65,536 tokens, two of eight); eight megabytes at most.
+MOST_KNOWN = 1 << 20
 #: The same for floats that come from constants alone (linspace, rates): far fewer are ever read by a program.
 MOST_KNOWN_FLOATS = 1 << 12
 

@@ -123,7 +123,8 @@ def modules(root: torch.nn.Module) -> Iterator[torch.nn.Module]:
             continue
         seen.add(id(module))
         yield module
-        todo.extend(reversed(list(module._modules.values())))
+        if children := module._modules:
+            todo.extend(reversed(list(children.values())))
 
 
 def first_parameter(root: torch.nn.Module) -> torch.nn.Parameter | None:
@@ -134,8 +135,9 @@ def first_parameter(root: torch.nn.Module) -> torch.nn.Parameter | None:
 def named_tensors(root: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters, then buffers, each once."""
     seen: set[int] = set()
+    every = list(named_modules(root))
     for kind in ("_parameters", "_buffers"):
-        for prefix, module in named_modules(root):
+        for prefix, module in every:
             for name, tensor in list(getattr(module, kind).items()):
                 if tensor is not None and id(tensor) not in seen:
                     seen.add(id(tensor))
@@ -150,10 +152,7 @@ def held(module: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.
     parameters: dict[int, torch.nn.Parameter] = {}
     buffers: dict[int, torch.Tensor] = {}
     for holder in modules(module):
-        for parameter in list(holder._parameters.values()):
-            if parameter is not None:
-                parameters[id(parameter)] = parameter
-        for buffer in list(holder._buffers.values()):
-            if buffer is not None:
-                buffers[id(buffer)] = buffer
+        for own, every in ((holder._parameters, parameters), (holder._buffers, buffers)):
+            if own:
+                every.update((id(tensor), tensor) for tensor in list(own.values()) if tensor is not None)
     return list(parameters.values()), list(buffers.values())

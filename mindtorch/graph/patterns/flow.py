@@ -49,6 +49,7 @@ class Flow:
         self.nodes = [n for n, kind in enumerate(graph._kind) if not kind and graph._phase[n] in forward]
         self._forward = frozenset(self.nodes)
         self.readers: list[list[tuple[int, int]]] = [[] for _ in range(len(graph))]
+        self._inputs: dict[int, tuple[Source, ...]] = {}
         for n in self.nodes:
             if self.ops[n] in _SHAPES_ONLY:
                 continue
@@ -66,7 +67,10 @@ class Flow:
         return Node(self.graph, node)
 
     def inputs(self, node: int) -> tuple[Source, ...]:
-        return Node(self.graph, node).inputs
+        found = self._inputs.get(node)
+        if found is None:
+            found = self._inputs[node] = Node(self.graph, node).inputs
+        return found
 
     def shape(self, source: Source) -> tuple[int, ...]:
         return self[source[0]].outputs[source[1]].shape

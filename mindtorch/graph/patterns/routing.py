@@ -19,13 +19,17 @@ __all__ = ["Routing"]
 _SIGMOID = frozenset({"aten::sigmoid", "aten::sigmoid_"})
 _WEIGHED = frozenset({"aten::mul", "aten::mul_", "aten::bmm"})  # of all experts at once, in a sum over them
 _PICKED = frozenset({"aten::gather", "aten::index_select"})  # of the weights, those of the tokens of one expert
+_ADDED = frozenset({"aten::add", "aten::add_"})
+_SCATTERED = frozenset({"aten::scatter", "aten::scatter_"})  # into what is minus infinite elsewhere
 _FAR = 40  # nodes of a walk
 _NOTHING = "its scores scale no output of other weights"
 
 
 class _Parts(NamedTuple):
-    """logits: of each expert. before, after: what is made of them, and of the chosen ones. last: what each counts."""
+    """linear: the projection. logits: what it gives of each expert, or with noise that is added to that. before, after:
+    what is made of them, and of the chosen ones. last: what each counts."""
 
+    linear: int
     logits: Source
     before: str
     after: str
@@ -48,7 +52,7 @@ class Routing(Pattern):
                 if among is not None:
                     yield among if weighs(flow, among.anchor) else (node, _NOTHING)
                 continue
-            linear = parts.logits[0]
+            linear = parts.linear
             if arguments(flow[node], "input", "k", "dim")["dim"] not in (None, -1, len(flow.shape((node, 0))) - 1):
                 yield node, "it does not choose along the axis of the experts"
                 continue
@@ -72,13 +76,29 @@ def _parts(flow: Flow, topk: int) -> _Parts | None:
         nodes |= {source[0]} if softmax is None else softmax.nodes
         source, moves = flow.behind(flow.inputs(source[0])[0] if softmax is None else softmax.source)
         nodes.update(moves)
-    if not flow.is_op(source[0]) or not flow.is_linear(source[0]):
+    linear = _projection(flow, source[0])
+    if linear is None:
         return None
     for reader, _ in flow.readers[topk]:
         if flow.inputs(reader)[0] == (topk, 0) and flow.ops[reader] in SOFTMAX:
-            return _Parts(source, before, "softmax", reader, nodes | {reader})
+            return _Parts(linear, source, before, "softmax", reader, nodes | {reader})
+        if flow.ops[reader] in _SCATTERED and (topk, 0) == flow.inputs(reader)[-1]:
+            for last, _ in flow.readers[reader]:
+                if flow.ops[last] in SOFTMAX:
+                    filled = {n for n, _ in flow.inputs(reader)[:1] if flow.is_op(n)}
+                    return _Parts(linear, source, before, "softmax of all", last, nodes | filled | {reader, last})
     last, after = divided(flow, (topk, 0))
-    return _Parts(source, before, "quotient" if after else "none", last, nodes | after)
+    return _Parts(linear, source, before, "quotient" if after else "none", last, nodes | after)
+
+
+def _projection(flow: Flow, node: int) -> int | None:
+    """The projection that gives the scores of the experts, or the one to which noise is added for that."""
+    if not flow.is_op(node):
+        return None
+    if flow.ops[node] in _ADDED:
+        summands = [n for source in flow.inputs(node) for n in [flow.behind(source)[0][0]] if flow.is_op(n)]
+        return next(filter(flow.is_linear, summands), None)
+    return node if flow.is_linear(node) else None
 
 
 def weighs(flow: Flow, node: int) -> bool:
@@ -111,11 +131,13 @@ def _check(flow: Flow, topk: int, parts: _Parts) -> Check:
     k = arguments(flow[topk], "input", "k")["k"]
     best = scores.sort(-1, descending=True).indices[..., :k].reshape(chosen.shape)
     expected = scores.reshape(*chosen.shape[:-1], -1).gather(-1, best)
-    if parts.after == "softmax":
+    if parts.after.startswith("softmax"):
         expected = expected.exp()
     if parts.after != "none":
         expected = expected / expected.sum(-1, keepdim=True)
+    if parts.after == "softmax of all":  # of those that are not chosen it is 0
+        expected = torch.zeros(values.shape, dtype=values.dtype, device="cpu").scatter(-1, best, expected)
     if not torch.equal(chosen, best) or not agree(values, expected):
         raise Refused("it does not choose the experts with the highest scores")
     attributes = {"experts": shape[-1], "chosen": k, "scores": parts.before, "normalized": parts.after != "none"}
-    return Check(True, attributes if parts.after != "softmax" else {**attributes, "scores": "softmax of the chosen"})
+    return Check(True, attributes | ({"scores": "softmax of the chosen"} if "softmax" in parts.after else {}))

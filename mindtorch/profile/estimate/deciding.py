@@ -377,9 +377,11 @@ _DISTINCT = frozenset({"aten::topk", "aten::multinomial"})
 
 
 def _route(call: int, info: Any, inputs: list[Any], results: list[Any]) -> None:
-    """Choose all of a dimension alike as often, in turn, where routing is balanced; else of a vocabulary the token in
-    the middle: the first ones, and the last, are those that pad and end sequences. Of few, those that are chosen
-    together are the first ones, each once: experts of a token."""
+    """Choose among unknown scores: all candidates in turn where there are as many choices, as a balanced router sends
+    tokens to experts. Of fewer, those that are chosen together are the first ones, each once: experts of a token.
+
+    Of a vocabulary it is the token in the middle: the first ones, and the last, are those that pad and end sequences.
+    """
     chosen = results[-1]
     if chosen.dtype is not torch.int64 or not inputs[0].dim() or not chosen.numel():
         return
@@ -392,16 +394,19 @@ def _route(call: int, info: Any, inputs: list[Any], results: list[Any]) -> None:
     if not _balanced and length >= VOCABULARY:
         _say(chosen, length // 2)
         return
-    together = chosen.shape[dim] if info.name in _DISTINCT and chosen.dim() == inputs[0].dim() else 1
-    if not _balanced and (not 1 < together <= length or chosen.numel() > MOST_KNOWN):
+    each = chosen.shape[dim] if chosen.dim() == inputs[0].dim() else 1  # how many of each row
+    together = each if info.name in _DISTINCT else 1
+    choices = chosen.numel() // each * together
+    in_turn = _balanced or (choices >= length and (together > 1 or info.name != "aten::multinomial"))
+    if not _balanced and (chosen.numel() > MOST_KNOWN or not (in_turn or 1 < together <= length)):
         return
     if not _balanced:
-        assumptions.note(chosen, info.name, f"0 … {together - 1}")
-        length = together
-    made = torch.arange(chosen.numel(), device="cpu") % max(length, 1)
+        assumptions.note(chosen, info.name, f"0 … {length - 1} in turn" if in_turn else f"0 … {together - 1}")
+    rows = torch.arange(chosen.numel() // each, device="cpu")[:, None]
+    made = (rows * together * in_turn + torch.arange(each, device="cpu")) % max(length, 1)
     if chosen.dim() == inputs[0].dim():  # several of each row
         moved = [n for i, n in enumerate(chosen.shape) if i != dim % chosen.dim()]
-        value = made.view(*moved, chosen.shape[dim]).movedim(-1, dim)
+        value = made.view(*moved, each).movedim(-1, dim)
     else:
         value = made.view(chosen.shape)
     _core.keep(_core.get_handle(chosen), value.contiguous())

@@ -76,16 +76,15 @@ class Labels:
             [each for each in instances if not each.refused and each.pattern not in self.failed] for instances in every
         ]
         unclear = [{node for each in instances if each.undecided for node in each.nodes} for instances in every]
-        found = _placed(samples, found)
+        keyed = [sample.keys() for sample in samples]
+        found = _placed(keyed, found)
         numbers = _numbered(instance for instances in found for instance in instances)
-        for sample, instances, silent in zip(samples, found, unclear, strict=True):
+        for sample, keys_of, instances, silent in zip(samples, keyed, found, unclear, strict=True):
             graph = sample.graph
             labels: dict[int, _Label] = {}
-            keys_of = {
-                node: [(module, _OfStep(line), op) for module, line, op in keys]
-                if graph._phase[node] == _OPTIMIZER else keys
-                for node, keys in sample.keys().items()
-            }  # fmt: skip
+            for node in keys_of if _OPTIMIZER in graph._phase else ():
+                if graph._phase[node] == _OPTIMIZER:
+                    keys_of[node] = [(module, _OfStep(line), op) for module, line, op in keys_of[node]]
             for instance in instances:
                 label = _Label(instance.pattern, numbers[instance.pattern, instance.place])
                 labels.update(dict.fromkeys(instance.nodes, label))
@@ -96,27 +95,29 @@ class Labels:
             own: Counter[tuple[str, Key]] = Counter()
             differentiated = _differentiated(graph)
             anchors = {instance.anchor for instance in instances} - self._count_steps(sample, instances, labels)
-            calls: list[tuple[str, Key]] = []  # each by its pattern, in all that it is known by
+            calls: dict[str, list[Key]] = defaultdict(list)  # by pattern
             for node, keys in keys_of.items():
                 if graph._phase[node] == _BACKWARD or node in silent:
                     continue  # of these, the rows are told by what ran forward, or by another graph
                 label_ = labels.get(node)
                 pattern = "" if label_ is None else label_.pattern
-                calls += [(pattern, key) for key in _also_elsewhere(keys)]
+                calls[pattern] += keys
                 if node in differentiated:
                     for module, _, op in keys:
                         if module:
                             for op_ in (_PRODUCT if op in PRODUCTS else op, _ANY):
                                 self.in_module[module, op_][pattern] += 1
                 if node in anchors:
-                    for key in _also_elsewhere([_main(keys, graph._calls[graph._call[node]].op)]):
+                    for key in _everywhere(Counter([_main(keys, graph._calls[graph._call[node]].op)])):
                         own[pattern, key] += 1
                         self.at[pattern, key].add(label_.place if label_ else -1)
                 if node in cores:
                     self.cores.update(keys)
-            for (pattern, key), times in Counter(calls).items():
-                self.of[key][pattern] += times
-            here = Counter(key for _, key in calls)
+            here: Counter[Key] = Counter()
+            for pattern, each in calls.items():
+                for key, times in _everywhere(Counter(each)).items():
+                    self.of[key][pattern] += times
+                    here[key] += times
             self.alike.update(here)
             self.anchors |= {key: Fraction(times, here[key[1]]) for key, times in own.items()}
 
@@ -177,17 +178,17 @@ def _forward(op: str) -> str:
 
 def _differentiated(graph: ComputationGraph) -> set[int]:
     """Nodes that have something to do backward: they compute floating-point numbers from others."""
+    floating = [any(output.dtype.is_floating_point for output in call.outputs) for call in graph._calls]
+    first, source, kind = graph._first, graph._source, graph._kind
     carrying: set[int] = set()
     found = set()
-    for node in graph.nodes:
-        if graph._phase[node.id] == _BACKWARD:
+    for node, call in enumerate(graph._call):
+        if graph._phase[node] == _BACKWARD:
             break  # what comes after it has no gradients of its own
-        if any(output.dtype.is_floating_point for output in node.outputs) and (
-            node.kind != "op" or any(source in carrying for source, _ in node.inputs)
-        ):
-            carrying.add(node.id)
-            if node.kind == "op" and node.op not in MOVES:
-                found.add(node.id)
+        if floating[call] and (kind[node] or not carrying.isdisjoint(source[first[node] : first[node + 1]])):
+            carrying.add(node)
+            if not kind[node] and graph._calls[call].op not in MOVES:
+                found.add(node)
     return found
 
 
@@ -199,19 +200,24 @@ def _main(keys: Sequence[Key], op: str) -> Key:
     return found or next((key for key in reversed(keys) if key[2] == op), keys[-1])
 
 
-def _also_elsewhere(keys: Sequence[Key]) -> list[Key]:
-    return [*keys, *((module, _ANYWHERE, op) for module, _, op in keys if module)]
+def _everywhere(times: Counter[Key]) -> Counter[Key]:
+    """How often each was called, at its line and, within a module, at whichever."""
+    found = times.copy()
+    for (module, _, op), number in times.items():
+        if module:
+            found[module, _ANYWHERE, op] += number
+    return found
 
 
-def _placed(samples: Sequence[Sample], found: Iterable[Sequence[Instance]]) -> list[list[Instance]]:
+def _placed(keyed: Iterable[Mapping[int, Sequence[Key]]], found: Iterable[Sequence[Instance]]) -> list[list[Instance]]:
     """Each where its weights say; without names of weights, where others of the same call are, else in its own model.
 
     A weight has no name in a graph that begins after it was cast, and two models may have modules of one name.
     """
     anchored = [
         [(each, keys[each.anchor][0] if each.anchor in keys else None) for each in instances]
-        for sample, instances in zip(samples, found, strict=True) for keys in [sample.keys()]
-    ]  # fmt: skip
+        for keys, instances in zip(keyed, found, strict=True)
+    ]
     named: dict[tuple[str, Key | None], set[Any]] = defaultdict(set)
     for pairs in anchored:
         for instance, key in pairs:
