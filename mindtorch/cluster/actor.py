@@ -91,8 +91,8 @@ class Actor:
             held += part
 
     def save(self, path: str, described: bytes) -> str:
-        """Write a checkpoint (`checkpoints.write`). Why that failed; empty if it did not."""
-        from .checkpoints import write
+        """Write a checkpoint (`worker_files.write`). Why that failed; empty if it did not."""
+        from .worker_files import write
 
         try:
             write(path, described, self._parcels, self._folders)
@@ -101,10 +101,10 @@ class Actor:
         return ""
 
     def load(self, path: str, first: int) -> bytes | str:
-        """Read a checkpoint (`checkpoints.read`). Why that failed, as a string."""
+        """Read a checkpoint (`worker_files.read`). Why that failed, as a string."""
         import pickle
 
-        from .checkpoints import read
+        from .worker_files import read
 
         try:
             return read(path, first, self._parcels, self._folders)

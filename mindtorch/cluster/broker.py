@@ -22,8 +22,8 @@ from typing import Any
 from . import private, room
 from . import sessions as tables
 from .actor import Actor, machine
+from .actor_line import Line
 from .endings import DAEMON, last_line, refused
-from .line import Line
 
 __all__ = ["main"]
 
@@ -124,9 +124,8 @@ class Broker:
             self._path = path
             variables["PYTHONPATH"] = os.pathsep.join([*path, *filter(None, [variables.get("PYTHONPATH")])])
         self._runtime = {"env_vars": variables}
-        nodes = [each for each in ray.nodes() if each["Alive"]]
         return {
-            "nodes": [_described(each) for each in nodes],
+            "nodes": [_described(each) for each in room.alive()],
             "autoscales": address is not None and room.autoscales(),
         }  # fmt: skip
 

@@ -46,7 +46,7 @@ class Feeder:
         """Put aside the next batch as parcels from ``first`` on. (its description, bytes of each); None after the last;
         why there is none, as a string.
         """
-        from .checkpoints import put_aside
+        from .worker_files import put_aside
 
         try:
             batch = next(self._batches, None)

@@ -27,7 +27,7 @@ from ..engine.remote.mirrors import view
 from ..engine.remote.one_thread import one_thread_at_a_time
 from ..engine.remote.pipe import Child, StreamExecutor
 from ..engine.remote.wire import WireError, dumps, loads
-from . import checkpoints
+from . import worker_files
 from .endings import ERROR
 from .link import Link
 
@@ -159,10 +159,12 @@ class RayExecutor(StreamExecutor):
         """
         with values.lock:
             tensors: list[torch.Tensor] = []
-            tree = checkpoints.taken_apart(value, tensors)
+            tree = worker_files.taken_apart(value, tensors)
             ours = [t for t in tensors if _core.get_handle(t) is not None]
             computed = iter(values.materialize(ours, "save"))
             mirrors = [next(computed) if _core.get_handle(t) is not None else self.adopt([t])[0] for t in tensors]
+            if not all(mirror in self._mirrors for mirror in mirrors):
+                raise UsageError("[save] expected tensors of this worker, got one of another's")
             described = [self._mirrors.describe(mirror) for mirror in mirrors]
             numbers = {number: place for place, number in enumerate(dict.fromkeys(row[0] for row in described))}
             tickets = [next(_tickets) for _ in numbers]
@@ -233,7 +235,7 @@ class RayExecutor(StreamExecutor):
             strides = torch.empty(sizes, device="meta").stride()
             return _core.hold(view(whole.untyped_storage(), dtype, sizes, strides, 0), index, None, True)
 
-        return checkpoints.put_together(tree, tensor)
+        return worker_files.put_together(tree, tensor)
 
     def _missed(self, failed: tuple[int, int] | None) -> None:
         if failed is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..base.words import bytes_in_words, counted
 
-__all__ = ["Room", "autoscales", "reserve"]
+__all__ = ["Room", "alive", "autoscales", "reserve"]
 
 _FREED = 10.0  # seconds in which a program that has just ended gives back what it had
 _SCALED = 600.0  # in which an autoscaler starts machines
@@ -103,15 +103,17 @@ def _said(labels: Mapping[str, str]) -> str:
     return ", ".join(f"{key}={value}" for key, value in labels.items())
 
 
-def _alive() -> list[dict[str, Any]]:
+def alive() -> list[dict[str, Any]]:
+    """The cluster's machines, as Ray has them, by address."""
     import ray
 
-    return [node for node in ray.nodes() if node["Alive"]]
+    found = [node for node in ray.nodes() if node["Alive"]]
+    return sorted(found, key=lambda node: (node["NodeManagerAddress"], node["NodeID"]))
 
 
 def _ids(node: str) -> str:
     """Ray's ids of the machines that a name, an address or the beginning of an id means, as a selector of labels."""
-    nodes = _alive()
+    nodes = alive()
     named = [
         each["NodeID"] for each in nodes
         if node in (each["NodeManagerHostname"], each["NodeManagerAddress"], each["NodeName"])
@@ -134,7 +136,7 @@ def _machines() -> str:
     return "; ".join(
         f"{node['NodeManagerHostname']} ({node['NodeID'][:8]}): {amounts(_of_interest(node['Resources']))}, "
         f"{bytes_in_words(int(node['Resources'].get('memory', 0)))} of memory"
-        for node in _alive()
+        for node in alive()
     )
 
 
@@ -147,7 +149,7 @@ def _free() -> str:
 
 def _could_be(workers: int, bundle: Mapping[str, float], placement: str | None) -> bool:
     """Would so many fit on the machines that there are, if nobody else used them?"""
-    fit = [min(int(node["Resources"].get(key, 0) / value + 1e-6) for key, value in bundle.items()) for node in _alive()]
+    fit = [min(int(node["Resources"].get(key, 0) / value + 1e-6) for key, value in bundle.items()) for node in alive()]
     if placement == "strict_spread":
         return sum(1 for each in fit if each) >= workers
     return (max(fit) if placement == "strict_pack" else sum(fit)) >= workers

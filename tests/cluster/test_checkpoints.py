@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import mindtorch
-from mindtorch.cluster import checkpoints
+from mindtorch.cluster import worker_files
 from mindtorch.cluster.ray_executor import RayExecutor
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'mindtorch-genie[ray]'")
@@ -92,10 +92,10 @@ def test_R3_files_are_in_the_workers_folders(tmp_path: Path) -> None:
     (tmp_path / "given").mkdir()
     (tmp_path / "given" / "out").symlink_to(tmp_path)
     folders = [str(tmp_path / "given")]
-    assert checkpoints._check(f"{tmp_path}/given/a.pt", folders) == f"{tmp_path}/given/a.pt"
+    assert worker_files._check(f"{tmp_path}/given/a.pt", folders) == f"{tmp_path}/given/a.pt"
     for path in ("given/a.pt", f"{tmp_path}/a.pt", f"{tmp_path}/given/../a.pt", f"{tmp_path}/given/out/a.pt",
                  f"{tmp_path}/given2/a.pt"):  # fmt: skip
         with pytest.raises(OSError, match="expected a full path in one of the worker's folders"):
-            checkpoints._check(path, folders)
+            worker_files._check(path, folders)
     with pytest.raises(OSError, match=r"\(none: genie worker start --files gives some\)"):
-        checkpoints._check("/a.pt", [])
+        worker_files._check("/a.pt", [])
