@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import time
 from contextlib import ExitStack, suppress
 
@@ -27,10 +28,25 @@ Examples:
   genie run --device remote_accelerator:1 train.py
   genie run --executor pipe --explain train.py                which lines wait
   genie run --executor pipe --workers 3 --map cuda train.py   too large for one
+  genie run --executor ray --resources gpus=0.5 --wait train.py   half a GPU
 """
 
 
-@click.command(name="run", cls=ProgramCommand, epilog=_EPILOG, short_help="Run a program on remote_accelerator.")
+class WaitingCommand(ProgramCommand):
+    """``--wait`` takes a number where one follows; what else follows is the program."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        options = [each for each in self.params if isinstance(each, click.Option) and not each.is_flag]
+        valued = {name for option in options for name in option.opts}
+        made, place = list(args), 0
+        while place < len(made) and made[place].startswith("-") and made[place] != "--":  # then comes the program
+            if made[place] == "--wait" and not re.fullmatch(r"[\d.]+|forever", "".join(made[place + 1 : place + 2])):
+                made[place] = "--wait=forever"
+            place += 2 if made[place] in valued else 1
+        return super().parse_args(ctx, made)
+
+
+@click.command(name="run", cls=WaitingCommand, epilog=_EPILOG, short_help="Run a program on remote_accelerator.")
 @click.option(
     "--device",
     metavar="DEVICE",
@@ -51,6 +67,19 @@ Examples:
     metavar="N",
     help="With --executor ray or pipe: remote_accelerator:0 to N-1. A model too large for 0 is divided among all.",
 )
+@click.option(
+    "--resources",
+    metavar="NAME=VALUE,...",
+    help="What each worker on the Ray cluster reserves, and where: cpus, gpus, memory, custom.NAME, placement, node, "
+    "labels.NAME, runtime_env, name. Also JSON, or a .json file. Overrides GENIE_RESOURCES.",
+)
+@click.option(
+    "--wait",
+    metavar="[SECONDS]",
+    is_flag=False,
+    flag_value="forever",
+    help="Wait for room on the Ray cluster, so long or as long as it takes; overrides GENIE_WAIT.",
+)
 @click.option("--plan", is_flag=True, help="Show how the program's model is divided among the workers, and stop.")
 @click.option("--explain", is_flag=True, help="At the end, list the lines that waited for values of the executor.")
 @click.option("-m", "as_module", is_flag=True, help="PROGRAM is a module, as in python -m PROGRAM.")
@@ -64,6 +93,8 @@ def command(
     executor: str | None,
     address: str | None,
     workers: int | None,
+    resources: str | None,
+    wait: str | None,
     plan: bool,
     explain: bool,
     as_module: bool,
@@ -80,6 +111,7 @@ def command(
     atexit.register(stack.close)  # after what the program registers, which runs as the program does
     try:
         _choose(executor, address, workers, stack)
+        _ask_for(resources, wait, stack)
         _move(index, mapped is not None, stack)
         _show_plans(plan, stack)
         begun = time.perf_counter()
@@ -215,6 +247,23 @@ def _choose(executor: str | None, address: str | None, workers: int | None, stac
         _set("GENIE_WORKERS", str(workers), stack)
     if "GENIE_REGISTER_DEVICE" not in os.environ:
         _set("GENIE_REGISTER_DEVICE", "always", stack)  # on a machine with CUDA, too: the program is to use the device
+
+
+def _ask_for(resources: str | None, wait: str | None, stack: ExitStack) -> None:
+    """What is asked of a Ray cluster, in the environment, too."""
+    from mindtorch.base import config
+
+    for option, value in (("--resources", resources), ("--wait", wait)):
+        if value is not None and config.executor() != "ray":
+            raise UsageError(f"{option} is for --executor ray")
+    if resources is not None:
+        from mindtorch.base.resources import Resources
+
+        Resources.of(resources, "--resources")
+        _set("GENIE_RESOURCES", resources, stack)
+    if wait is not None:
+        _set("GENIE_WAIT", wait, stack)
+        config.wait()
 
 
 def _set(name: str, value: str, stack: ExitStack) -> None:

@@ -13,14 +13,14 @@ Examples:
   genie worker start                          for programs on this machine
   genie worker start --host 10.0.0.5          for other machines too, at this address
   genie worker start --join 10.0.0.5:6379     one more machine for the same cluster
-  genie worker list --address 10.0.0.5:6379   its machines
+  genie worker list --address 10.0.0.5:6379   its machines, and who uses them
 """
 _LOOK = 0.5  # seconds
 
 
 @click.group(name="worker", epilog=_EPILOG, short_help="Let programs on other machines compute on this one.")
 def command() -> None:
-    """Start a worker of a Ray cluster, for genie run --executor ray, or list a cluster's machines.
+    """Start a worker of a Ray cluster, for genie run --executor ray, or list a cluster's machines and who uses them.
 
     Anyone holding a cluster's token can run arbitrary code on its machines. Needs pip install 'mindtorch-genie[ray]'.
     """
@@ -39,19 +39,25 @@ def command() -> None:
     multiple=True,
     metavar="FOLDER",
     type=click.Path(exists=True, file_okay=False, resolve_path=True),
-    help="A folder of weights that workers may read themselves, under the path that programs use. May be repeated.",
+    help="A folder whose weights workers may read themselves, under the path that programs use, and where they may "
+    "save checkpoints. May be repeated.",
 )
+@click.argument("ray_options", nargs=-1, metavar="[-- RAY_OPTIONS]")
 def start(
-    host: str | None, port: int, join: str | None, cpus: int | None, gpus: int | None, files: tuple[str, ...]
-) -> int:
-    """Start a worker here; it runs until Ctrl-C or SIGTERM. Without --host, only this machine's programs reach it."""
+    host: str | None, port: int, join: str | None, cpus: int | None, gpus: int | None, files: tuple[str, ...],
+    ray_options: tuple[str, ...],
+) -> int:  # fmt: skip
+    """Start a worker here; it runs until Ctrl-C or SIGTERM. Without --host, only this machine's programs reach it.
+
+    Options after -- go to ray start, such as -- --labels=zone=a --resources='{"tpu": 1}'.
+    """
     import signal
     import time
 
     from mindtorch.cluster import nodes
 
     signal.signal(signal.SIGTERM, _terminate)
-    with nodes.started(host or nodes.default_host(join), port, join, cpus, gpus, files) as node:
+    with nodes.started(host or nodes.default_host(join), port, join, cpus, gpus, files, ray_options) as node:
         click.echo(f"genie worker: ready, in the cluster at {node.address}; Ctrl-C stops it")
         if join is None:
             click.echo(f"to use it:        export RAY_AUTH_TOKEN={node.token}")
@@ -60,7 +66,11 @@ def start(
                 click.echo(f"on more machines: genie worker start --join {node.address}, with the same RAY_AUTH_TOKEN")
         while node.process.poll() is None:
             time.sleep(_LOOK)
-    raise UsageError("the cluster has ended" if join else "Ray has ended")
+    if join:
+        raise UsageError(
+            "the cluster has ended, or has given this machine up while it was out of reach: --join it again then"
+        )
+    raise UsageError("Ray has ended")
 
 
 def _terminate(number: int, _frame: object) -> None:
@@ -72,18 +82,26 @@ def _terminate(number: int, _frame: object) -> None:
 @click.option("--address", metavar="ADDRESS", help="The cluster (default: GENIE_ADDRESS, or the one on this machine).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_(address: str | None, as_json: bool) -> None:
-    """List a cluster's machines: address, CPUs, GPUs, memory."""
+    """List a cluster's machines, and the programs that have workers there or wait for room.
+
+    Of each program: its user, name, host, process and start; of each worker: its machine, process, what it reserved,
+    and its start.
+    """
     from mindtorch.base import config
-    from mindtorch.cluster.nodes import nodes
+    from mindtorch.cluster.nodes import nodes_and_sessions
 
     where = address or (config.address() if config.address() != "local" else "auto")
-    found = nodes(where)
+    found, sessions = nodes_and_sessions(where)
     if as_json:
         import json
 
-        click.echo(json.dumps({"schema_version": 1, "address": where, "nodes": found}, indent=1))
+        told = {"schema_version": 1, "address": where, "nodes": found, "sessions": sessions}
+        click.echo(json.dumps(told, indent=1))
         return
     from .report_devices import node_text
+    from .report_sessions import lines
 
     for node in found:
-        click.echo(f"{node['address']:<18}{node_text(node)}")
+        click.echo(f"{node['address']:<18}{node['id']}  {node_text(node)}")
+    for line in lines(sessions, found):
+        click.echo(line)

@@ -37,6 +37,7 @@ from .base.loading import without_collecting  # noqa: E402
 
 if TYPE_CHECKING:
     from . import profile
+    from .base.resources import Resources
     from .cluster.connect import connect, disconnect
     from .cluster.ray_executor import RayExecutor
     from .devices import device, get_default_device, set_default_device
@@ -79,6 +80,7 @@ __all__ = [
     "RayExecutor",
     "RemoteExecutor",
     "Report",
+    "Resources",
     "RooflineAnalyzer",
     "SegmentRun",
     "SpreadExecutor",
@@ -122,6 +124,7 @@ _HOME = {
     "RemoteExecutor": "engine.remote.client",
     "SpreadExecutor": "engine.remote.spread",
     "WrappingExecutor": "engine.execute",
+    "Resources": "base.resources",
     "Analysis": "graph.analysis",
     "Analyzer": "graph.analysis",
     "get_analyzer": "graph.analysis",

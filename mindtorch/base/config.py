@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+from typing import TYPE_CHECKING
 
 from .errors import UsageError
+
+if TYPE_CHECKING:
+    from .resources import Resources
 
 _FALSE = {"0", "false", "no", "off", ""}
 _TRUE = {"1", "true", "yes", "on"}
@@ -16,8 +20,8 @@ def check() -> None:
     """Raise UsageError now for any variable with a value that is none: not when it is first needed."""
     for read in (
         auto_enable, log_intercepts, enable_aten_impl, register_device, max_pending_ops, max_pending_bytes, unsupported,
-        executor, _check_executor_device, address, workers, worker_memory, worker_files, lineage, npu_native,
-        private_mounts, profile_devices,
+        executor, _check_executor_device, address, workers, _check_resources, wait, worker_memory, worker_files,
+        lineage, npu_native, private_mounts, profile_devices,
     ):  # fmt: skip
         read()
 
@@ -204,6 +208,28 @@ def workers() -> int | None:
     if value and not (value.isdecimal() and int(value)):
         raise UsageError(f"GENIE_WORKERS: expected a number of workers, got {value!r}")
     return int(value) if value else None
+
+
+def resources() -> Resources:
+    """``GENIE_RESOURCES``: what each worker on a Ray cluster reserves, and where (`Resources.of`)."""
+    from .resources import Resources
+
+    return Resources.of(os.environ.get("GENIE_RESOURCES") or None, "GENIE_RESOURCES")
+
+
+def _check_resources() -> None:
+    if os.environ.get("GENIE_RESOURCES"):
+        resources()
+
+
+def wait() -> float | None:
+    """``GENIE_WAIT``: seconds to wait for room on a Ray cluster; ``forever``: infinity. None: as long as is usual."""
+    value = os.environ.get("GENIE_WAIT", "").strip().lower()
+    if not value:
+        return None
+    if value != "forever" and not re.fullmatch(r"\d+(\.\d+)?", value):
+        raise UsageError(f"GENIE_WAIT: expected a number of seconds or forever, got {value!r}")
+    return float("inf") if value == "forever" else float(value)
 
 
 def worker_memory() -> int | None:

@@ -24,19 +24,28 @@ class Actor:
         self._replies: dict[int, bytearray] = {}  # those that do not go with one call, until all of them has
         self._number = 0
         self._parcels: dict[int, bytes | bytearray | int] = {}  # see `Worker`
+        self._folders: list[str] = []
 
-    def begin(self, device: str, path: list[str] | None) -> tuple[int, str, str]:
-        """(this process, Ray's name of its node, `machine`). ``path``: the program's ``sys.path``, if that is here."""
+    def begin(self, device: str, path: list[str] | None, threads: int | None) -> tuple[int, str, str]:
+        """(this process, Ray's name of its node, `machine`). ``path``: the program's ``sys.path``, if that is here;
+        ``threads``: of torch's, None: as the program says.
+        """
         import ray
 
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # which is for the program
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's handler runs into an assertion of Ray's
         if path is not None:
-            sys.path[:] = path
+            given = [entry for entry in sys.path if "/runtime_resources/" in entry]  # of a runtime_env
+            sys.path[:] = [*path, *given]
         from ..base import config
         from ..engine.remote.child import serving
 
-        self._serve = serving(device, self._parcels, config.worker_files() if path is None else ["/"])
+        self._folders = config.worker_files() if path is None else ["/"]
+        self._serve = serving(device, self._parcels, self._folders)
+        if threads is not None:
+            import torch
+
+            torch.set_num_threads(threads)
         return os.getpid(), ray.get_runtime_context().get_node_id(), machine()
 
     def part(self, data: bytes) -> None:
@@ -80,6 +89,27 @@ class Actor:
             held = self._parcels.setdefault(ticket, bytearray())
             assert isinstance(held, bytearray)
             held += part
+
+    def save(self, path: str, described: bytes) -> str:
+        """Write a checkpoint (`worker_files.write`). Why that failed; empty if it did not."""
+        from .worker_files import write
+
+        try:
+            write(path, described, self._parcels, self._folders)
+        except (OSError, ValueError, RuntimeError) as error:
+            return str(error)
+        return ""
+
+    def load(self, path: str, first: int) -> bytes | str:
+        """Read a checkpoint (`worker_files.read`). Why that failed, as a string."""
+        import pickle
+
+        from .worker_files import read
+
+        try:
+            return read(path, first, self._parcels, self._folders)
+        except (OSError, ValueError, RuntimeError, pickle.UnpicklingError) as error:
+            return str(error)
 
 
 def machine() -> str:

@@ -7,11 +7,11 @@ with the program, however that ends, and takes with it what it has started.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import logging
 import os
-import queue
 import signal
 import socket
 import sys
@@ -19,19 +19,13 @@ import threading
 import warnings
 from typing import Any
 
-from .._ext.frames import Stream
-from . import private
-from .actor import PART, Actor, machine, state_of
-from .endings import DAEMON, ERROR, ended, refused
+from . import private, room
+from . import sessions as tables
+from .actor import Actor, machine
+from .actor_line import Line
+from .endings import DAEMON, last_line, refused
 
 __all__ = ["main"]
-
-_PARTS = 4  # of a message or reply that are under way at a time
-_MESSAGES = 8  # that are, or
-_BYTES = 64 << 20  # so many bytes of them, if that is more than one
-_LOOK = 1.0  # seconds without an answer, after which it is asked whether the actor's process runs
-_STOPPED = "is not running: it was stopped"
-_PROBE = 5.0  # the same for a process on another node
 
 
 def main(control: int) -> None:
@@ -65,7 +59,10 @@ class Broker:
         self._runtime: dict[str, Any] = {}
         self._path: list[str] | None = None
         self._ending = threading.Event()
-        self._lines: dict[int, _Line] = {}  # by the number of the request that began them
+        self._lines: dict[int, Line] = {}  # by the number of the request that began them
+        self._rooms: dict[int, room.Room] = {}  # the same
+        self._feeders: dict[int, Any] = {}
+        self._names: collections.Counter[str] = collections.Counter()
 
     def serve(self) -> None:
         while True:
@@ -82,19 +79,24 @@ class Broker:
     def _do(self, name: str, request: dict[str, Any], fds: list[int]) -> None:
         number = request.pop("number")
         try:
-            if name == "actor":
+            if name in ("actor", "reserve", "feeder"):
                 request["number"] = number
             reply = getattr(self, f"_{name}")(*fds, **request)
         except BaseException as error:  # noqa: BLE001 - Ray raises SystemExit, too; all of it is told to the program
             reply = {"error": refused(error)}
+        self._tell(number, reply)
+
+    def _tell(self, number: int, reply: dict[str, Any]) -> None:
         with self._lock, contextlib.suppress(BrokenPipeError):  # the program has ended meanwhile
             self._control.send(json.dumps({"number": number, **reply}).encode())
 
     def _open(
-        self, address: str | None, folder: str | None, cpus: int, gpus: int, memory: int, path: list[str]
-    ) -> dict[str, Any]:
+        self, address: str | None, folder: str | None, cpus: int, gpus: int, memory: int, path: list[str],
+        environment: dict[str, Any] | None, who: dict[str, str],
+    ) -> dict[str, Any]:  # fmt: skip
         import ray
         import ray._private.node as node
+        import ray._private.utils as utils
         import ray._private.worker as worker
 
         self._folder = folder
@@ -103,6 +105,11 @@ class Broker:
         if address is None:
             private.without_services(node.Node)
         quiet: dict[str, Any] = {"logging_level": logging.CRITICAL, "log_to_driver": False}
+        if who and not _by_client(address):  # what Ray's dashboard and `genie worker list` say of it
+            quiet["job_config"] = ray.job_config.JobConfig(metadata=who)
+            utils.get_entrypoint_name = lambda: who["job_name"]
+        if environment:
+            quiet["runtime_env"] = environment
         if address is None:
             ray.init(
                 address="local", num_cpus=cpus, num_gpus=gpus, object_store_memory=memory, include_dashboard=False,
@@ -112,13 +119,15 @@ class Broker:
             ray.init(address=address, **quiet)
         if folder is not None:
             threading.Thread(target=self._watch, daemon=True).start()
-        variables = {"GENIE_AUTO_ENABLE": "0"}
+        variables = {**(environment or {}).get("env_vars", {}), "GENIE_AUTO_ENABLE": "0"}
         if folder is not None:
             self._path = path
-            variables["PYTHONPATH"] = os.pathsep.join(path)
+            variables["PYTHONPATH"] = os.pathsep.join([*path, *filter(None, [variables.get("PYTHONPATH")])])
         self._runtime = {"env_vars": variables}
-        nodes = [each for each in ray.nodes() if each["Alive"]]
-        return {"nodes": [_described(each) for each in nodes], "version": ray.__version__}
+        return {
+            "nodes": [_described(each) for each in room.alive()],
+            "autoscales": address is not None and room.autoscales(),
+        }  # fmt: skip
 
     def _watch(self) -> None:
         """End when one of the daemons has: Ray itself tries to reach it for up to a minute."""
@@ -128,30 +137,108 @@ class Broker:
             if worker._global_node is not None and worker._global_node.dead_processes():
                 self.end(DAEMON)
 
-    def _actor(self, fd: int, number: int, device: str, seconds: float) -> dict[str, Any]:
+    def _reserve(self, number: int, name: str, **asked: Any) -> dict[str, Any]:
+        def tell(text: str) -> None:
+            self._tell(number, {"progress": text})
+
+        self._rooms[number] = room.reserve(**asked, name=self._new_name(name), tell=tell)
+        return {}
+
+    def _new_name(self, name: str) -> str:
+        """Ray refuses one that it has already, also of what is just ending."""
+        with self._lock:
+            self._names[name] += 1
+            again = self._names[name]
+        return name if again == 1 else f"{name} ({again})"
+
+    def _sessions(self) -> dict[str, Any]:
+        import ray
+        from ray._private.client_mode_hook import client_mode_should_convert
+
+        if client_mode_should_convert():  # Ray's tables are for those that are in the cluster
+            asked = ray.remote(tables.sessions).options(num_cpus=0, max_retries=0, runtime_env=self._runtime)
+            return {"sessions": ray.get(asked.remote(), timeout=20)}
+        return {"sessions": tables.sessions()}
+
+    def _actor(
+        self, fd: int, number: int, device: str, seconds: float, room: int | None, part: int,
+        bundle: dict[str, float] | None, name: str | None, threads: int | None,
+    ) -> dict[str, Any]:  # fmt: skip
         import ray
 
         cuda = device.startswith("cuda")
+        if bundle is None:  # in a cluster of our own there is nobody to share the CPUs with
+            bundle = {"GPU": 1} if cuda else {"CPU": 0 if self._folder else 1}
+        given = {key: value for key, value in bundle.items() if key not in ("CPU", "GPU", "memory")}
+        its = None if room is None else self._rooms[room]
         remote: Any = ray.remote(Actor)
         made = remote.options(
-            # In a cluster of our own there is nobody to share the CPUs with.
-            num_cpus=0 if cuda or self._folder else 1, num_gpus=1 if cuda else 0,
+            num_cpus=bundle.get("CPU", 0), num_gpus=bundle.get("GPU", 0), memory=bundle.get("memory"), resources=given,
+            scheduling_strategy=None if its is None else its.strategy(part),
+            name=None if name is None else self._new_name(name),
             max_restarts=0, max_task_retries=0, enable_task_events=False, runtime_env=self._runtime,
         ).remote()  # fmt: skip
-        begun = made.begin.remote("cuda:0" if cuda else device, self._path)
+        begun = made.begin.remote("cuda:0" if cuda else device, self._path, threads)
         try:
             process, node, there = ray.get(begun, timeout=seconds)
         except ray.exceptions.GetTimeoutError:
             ray.kill(made)
+            if its is not None or self._folder:
+                raise TimeoutError(
+                    f"there is room for the worker, but it did not start within {seconds:g} s: its machine is busy, "
+                    "or sets up a runtime_env"
+                ) from None
             free = ", ".join(f"{k} {v:g}" for k, v in ray.available_resources().items() if k in ("CPU", "GPU"))
             what = "a GPU" if cuda else "a CPU"
             raise TimeoutError(
                 f"expected {what} for a worker within {seconds:g} s; free there: {free or 'neither CPU nor GPU'}"
             ) from None
-        line = _Line(fd, made, process, node, there == machine() != "", self._runtime, self._lines)
+        except ray.exceptions.ActorDiedError as error:
+            raise ConnectionError(f"the worker ended before it had begun: {last_line(str(error))}") from None
+        if its is not None:
+            its.enter()
+        line = Line(fd, made, process, node, there == machine() != "", self._runtime, self._lines, its)
         self._lines[number] = line
         line.start()
         return {"process": process, "node": node[:8]}
+
+    def _save(self, fd: int, actor: int, after: int, path: str) -> dict[str, Any]:
+        """Have a checkpoint written of what the actor has put aside by a message. ``fd``: of what describes it."""
+        with open(fd, "rb") as file:
+            return {"failed": self._lines[actor].save(after, path, file.read())}
+
+    def _load(self, fd: int, actor: int, path: str, first: int) -> dict[str, Any]:
+        """Have a checkpoint read. ``fd``: of the file in memory that gets the description."""
+        found = self._lines[actor].load(path, first)
+        with open(fd, "wb") as file:
+            if isinstance(found, str):
+                return {"failed": found}
+            file.write(found)
+        return {"failed": ""}
+
+    def _feeder(self, fd: int, number: int, actor: int, source: str, seed: int) -> dict[str, Any]:
+        """Begin to load data beside an actor. ``fd``: of the function's arguments."""
+        with open(fd, "rb") as file:
+            made, failed = self._lines[actor].feeder(self._path, source, file.read(), seed)
+        self._feeders[number] = made
+        if failed:
+            self._fed(number)
+        return {"failed": failed, "feeder": number}
+
+    def _batch(self, fd: int, actor: int, feeder: int, first: int) -> dict[str, Any]:
+        """Have the next batch go to the actor. ``fd``: of the file in memory that gets the description."""
+        found = self._lines[actor].feed(self._feeders[feeder], first)
+        with open(fd, "wb") as file:
+            if isinstance(found, bytes):
+                file.write(found)
+        return {"failed": found if isinstance(found, str) else "", "over": found is None}
+
+    def _fed(self, feeder: int) -> dict[str, Any]:
+        """Nobody wants more of it."""
+        import ray
+
+        ray.kill(self._feeders.pop(feeder))
+        return {}
 
     def end(self, code: int = 0) -> None:
         """Nobody is there any more, or it is of no use."""
@@ -170,6 +257,11 @@ class Broker:
             os._exit(code)
 
 
+def _by_client(address: str | None) -> bool:
+    """From a machine that is none of the cluster's? Ray then takes no settings for the job."""
+    return address is not None and address.startswith("ray://")
+
+
 def _described(node: dict[str, Any]) -> dict[str, Any]:
     """One of ``ray.nodes()`` as the program hears of it."""
     has = node["Resources"]
@@ -177,189 +269,9 @@ def _described(node: dict[str, Any]) -> dict[str, Any]:
     return {
         "address": node["NodeManagerAddress"],
         "name": node["NodeManagerHostname"],
+        "id": node["NodeID"][:8],
         "cpus": int(has.get("CPU", 0)),
         "gpus": int(has.get("GPU", 0)),
         "accelerator": kinds[0] if kinds else None,
         "memory": int(has.get("memory", 0)),
     }
-
-
-class _Line:
-    """Passes on messages to an actor, and its replies back. Ends it when nobody listens any more."""
-
-    def __init__(
-        self, fd: int, actor: Any, process: int, node: str, here: bool, runtime: dict[str, Any],
-        lines: dict[int, _Line],
-    ) -> None:  # fmt: skip
-        self._fd, self._actor, self._lines = fd, actor, lines
-        self._process, self._node, self._here, self._runtime = process, node, here, runtime
-        self._under_way: queue.SimpleQueue[tuple[int, Any, int]] = queue.SimpleQueue()
-        self._room = threading.Condition()
-        self._messages = self._bytes = 0
-        self._fired = 0  # number of the last message that the actor has been given
-        self._over = False  # and it gets no more
-        self._lost: str | None = None
-        self._deaf = False  # does nobody listen any more?
-        self._upwards = threading.Thread(target=self._up, daemon=True)
-
-    def start(self) -> None:
-        self._upwards.start()
-        threading.Thread(target=self._down, daemon=True).start()
-
-    # ---- to the actor ------------------------------------------------------------------------------------------------
-    def _up(self) -> None:
-        import ray
-
-        stream = Stream(self._fd)
-        try:
-            while True:
-                number, message = stream.receive()
-                if not number:
-                    self._bring(**json.loads(message))
-                    continue
-                size = len(message)
-                with self._room:
-                    while self._messages and (self._messages == _MESSAGES or self._bytes + size > _BYTES):
-                        self._room.wait()
-                    if self._deaf:
-                        break
-                    self._messages += 1
-                    self._bytes += size
-                self._under_way.put((number, self._fire(message), size))
-                del message
-                with self._room:
-                    self._fired = number
-                    self._room.notify_all()
-        except (EOFError, ValueError):  # the program has let the worker go
-            pass
-        ray.kill(self._actor)
-        self._under_way.put((0, None, 0))
-        with self._room:
-            self._over = True
-            self._room.notify_all()
-
-    def _bring(self, actor: int, after: int, ticket: int, nbytes: int) -> None:
-        """Let the actor have what another one gives with its message number ``after``, straight from there."""
-        there = self._lines[actor]
-        with there._room:
-            there._room.wait_for(lambda: there._fired >= after or there._over)
-        import ray
-
-        parts: list[Any] = []
-        # If one of the two has ended, its next reply says so; what did not come is missed where it is to be taken.
-        with contextlib.suppress(ray.exceptions.RayError):
-            for begin in range(0, max(nbytes, 1), PART):
-                part = there._actor.parcel.remote(ticket, begin, begin + PART >= nbytes)
-                parts.append(self._actor.bring.remote(ticket, part))
-                if len(parts) == _PARTS:
-                    self._come(parts.pop(0), there)
-            for ref in parts:
-                self._come(ref, there)
-
-    def _come(self, ref: Any, there: _Line) -> None:
-        """Wait for a part. RayError where it does not come."""
-        import ray
-
-        while True:
-            try:
-                return ray.get(ref, timeout=_LOOK if self._here and there._here else _PROBE)
-            except ray.exceptions.GetTimeoutError:
-                for line in (self, there):
-                    if line._is_stopped():
-                        line._end(ConnectionError(_STOPPED))
-
-    def _fire(self, message: bytes) -> Any:
-        """The reply that is to come; or why there is none."""
-        try:
-            begin = 0
-            parts: list[Any] = []
-            with memoryview(message) as view:
-                while len(view) - begin > PART:
-                    if len(parts) == _PARTS:
-                        self._wait_for(parts.pop(0))
-                    parts.append(self._actor.part.remote(bytes(view[begin : begin + PART])))
-                    begin += PART
-                return self._actor.answer.remote(bytes(view[begin:]) if begin else message)
-        except Exception as error:  # noqa: BLE001 - told in place of the reply
-            return error
-
-    # ---- and back ----------------------------------------------------------------------------------------------------
-    def _down(self) -> None:
-        stream = Stream(self._fd)
-        try:
-            while True:
-                number, reply, size = self._under_way.get()
-                if not number:
-                    break
-                stream.put(self._reply(reply), number)
-                stream.flush()
-                del reply
-                with self._room:
-                    self._messages -= 1
-                    self._bytes -= size
-                    self._room.notify_all()
-        except EOFError:
-            with self._room:
-                self._deaf, self._messages = True, 0
-                self._room.notify_all()
-        self._upwards.join()
-        os.close(self._fd)
-
-    def _reply(self, reply: Any) -> bytes | bytearray:
-        """What comes, or why nothing does: then the actor is of no use any more."""
-        if self._lost is None:
-            try:
-                if isinstance(reply, Exception):
-                    raise reply
-                found = self._wait_for(reply)
-                return self._all(*found) if isinstance(found, tuple) else found
-            except Exception as error:  # noqa: BLE001 - told to the program
-                self._end(error)
-        return ERROR + (self._lost or "").encode()
-
-    def _end(self, error: Exception) -> None:
-        """The actor is of no use any more."""
-        import ray
-
-        self._lost = self._lost or ended(error, self._process, self._node)
-        ray.kill(self._actor)
-        if self._here and state_of(self._process) in ("T", "t"):  # it does not hear of that
-            os.kill(self._process, signal.SIGKILL)
-
-    def _all(self, number: int, size: int) -> bytearray:
-        """A reply that does not go with one call."""
-        whole = bytearray()
-        coming: list[Any] = []
-        begin = 0
-        while len(whole) < size:
-            while begin < size and len(coming) < _PARTS:
-                coming.append(self._actor.rest.remote(number, begin))
-                begin += PART
-            whole += self._wait_for(coming.pop(0))
-        return whole
-
-    def _wait_for(self, ref: Any) -> Any:
-        import ray
-
-        while True:
-            try:
-                return ray.get(ref, timeout=_LOOK if self._here else _PROBE)
-            except ray.exceptions.GetTimeoutError:
-                if self._is_stopped():
-                    raise ConnectionError(_STOPPED) from None
-
-    def _is_stopped(self) -> bool:
-        return (state_of(self._process) if self._here else self._probe()) in ("T", "t")
-
-    def _probe(self) -> str:
-        """How the process is, on another node; empty while that does not answer, of which Ray takes care."""
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        strategy = NodeAffinitySchedulingStrategy(self._node, soft=False)
-        remote: Any = ray.remote(state_of)
-        asked = remote.options(num_cpus=0, max_retries=0, scheduling_strategy=strategy, runtime_env=self._runtime)
-        try:
-            return str(ray.get(asked.remote(self._process), timeout=30))
-        except ray.exceptions.RayError:
-            return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["DAEMON", "ERROR", "ended", "refused"]
+__all__ = ["DAEMON", "ERROR", "ended", "last_line", "refused"]
 
 #: What a reply begins with that is none, but says why.
 ERROR = b"\xff"
@@ -14,7 +14,7 @@ DAEMON = 3
 
 def refused(error: BaseException) -> str:
     """Why something was not begun."""
-    text = _last_line(str(error))
+    text = last_line(str(error))
     if type(error).__name__ == "OutOfMemoryError":  # its text is a page of advice, without the figures
         return "not enough memory on the node for a worker"
     if text.startswith("Failed to connect"):
@@ -39,9 +39,10 @@ def ended(error: Exception, process: int, node: str) -> str:
         if "Exit code: " in text and (code := re.search(r"Exit code: (\d+)", text)) is not None:
             return f"{who} ended with exit code {code[1]}"
         return f"{who} has ended: it was killed (SIGKILL, SIGTERM), or crashed"
-    return f"{who} failed for a reason that mindtorch does not recognize: {kind}: {_last_line(text)}"
+    return f"{who} failed for a reason that mindtorch does not recognize: {kind}: {last_line(text)}"
 
 
-def _last_line(text: str) -> str:
+def last_line(text: str) -> str:
+    """What Ray's texts end with is the reason."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else ""

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..base import hardware
 from ..base.errors import SessionLost, UsageError
+from ..engine.remote.progress import Waiting
 from . import private
 from .endings import DAEMON
 
@@ -40,10 +41,15 @@ def check_ray() -> None:
 
 class Link:
     """A cluster that was started (``address`` None) or joined. ``nodes``: its machines (see `nodes.nodes`), with so
-    many ``gpus``; ``broker``: the process.
+    many ``gpus``; does it start more where some are missing (``autoscales``)? ``broker``: the process.
+
+    environment: a ``runtime_env``; who: what Ray is to know of the program.
     """
 
-    def __init__(self, address: str | None, cpus: int, gpus: int) -> None:
+    def __init__(
+        self, address: str | None, cpus: int, gpus: int, environment: dict[str, Any] | None = None,
+        who: dict[str, str] | None = None,
+    ) -> None:  # fmt: skip
         check_ray()
         self.address = address
         self._numbers = itertools.count(1)
@@ -65,14 +71,26 @@ class Link:
         _all.add(self)
         try:
             found = self.answer(
-                self.ask("open", address=address, folder=self._folder, cpus=cpus, gpus=gpus, memory=_STORE, path=path),
+                self.ask(
+                    "open",
+                    address=address,
+                    folder=self._folder,
+                    cpus=cpus,
+                    gpus=gpus,
+                    memory=_STORE,
+                    path=path,
+                    environment=environment,
+                    who=who or {},
+                ),
                 _OPEN,
+                "waiting for Ray to start" if address is None else f"waiting for Ray at {address}",
             )
         except BaseException:  # a signal handler's, too
             self._process.kill()
             self.close()
             raise
         self.nodes: list[dict[str, Any]] = found["nodes"]
+        self.autoscales: bool = found["autoscales"]
         self.gpus: int = sum(node["gpus"] for node in self.nodes)
 
     def ask(self, do: str, *, fd: int | None = None, **request: Any) -> int:
@@ -85,17 +103,25 @@ class Link:
             raise SessionLost(f"session lost: {self.how_it_is() or error}") from error
         return number
 
-    def answer(self, number: int, seconds: float) -> dict[str, Any]:
-        """What came of a request. UsageError for what could not be done."""
-        end = time.monotonic() + seconds
-        while number not in self._replies:
-            if not select.select([self._socket], [], [], max(0.0, end - time.monotonic()))[0]:
-                raise UsageError(f"[connect] no answer from Ray{self._at()} within {seconds:g} s")
-            data = self._socket.recv(1 << 20)
-            if not data:
-                raise UsageError(f"[connect] Ray{self._at()} cannot be used: {self.how_it_is() or 'no answer'}")
-            reply = json.loads(data)
-            self._replies[reply.pop("number")] = reply
+    def answer(self, number: int, seconds: float, what: str = "") -> dict[str, Any]:
+        """What came of a request. UsageError for what could not be done. what: is waited for, shown on a terminal."""
+        with Waiting(what) as waiting:
+            end = time.monotonic() + seconds
+            while number not in self._replies:
+                left = end - time.monotonic()
+                if left <= 0:
+                    raise UsageError(f"[connect] no answer from Ray{self._at()} within {seconds:g} s")
+                waiting.show()
+                if not select.select([self._socket], [], [], min(left, 1.0))[0]:
+                    continue
+                data = self._socket.recv(1 << 20)
+                if not data:
+                    raise UsageError(f"[connect] Ray{self._at()} cannot be used: {self.how_it_is() or 'no answer'}")
+                reply = json.loads(data)
+                if "progress" in reply:  # it is waited for as long as something comes
+                    waiting.what, end = reply["progress"], time.monotonic() + seconds
+                else:
+                    self._replies[reply.pop("number")] = reply
         reply = self._replies.pop(number)
         if "error" in reply:
             raise UsageError(f"[connect] Ray{self._at()}: {reply['error']}")
@@ -106,7 +132,7 @@ class Link:
 
     def begun(self, number: int) -> dict[str, Any]:
         """What came of the request for an actor."""
-        return self.answer(number, _BEGUN)
+        return self.answer(number, _BEGUN, "waiting for a worker to start")
 
     def look(self) -> None:
         """Raise an error where the broker does not run."""

@@ -17,9 +17,10 @@ from . import private
 from .connect import where
 from .link import Link, check_ray
 
-__all__ = ["Node", "default_host", "nodes", "started"]
+__all__ = ["Node", "default_host", "nodes", "nodes_and_sessions", "started"]
 
 _STARTED = 60.0  # seconds for Ray's daemons to begin
+_LISTED = 30.0  # seconds for its tables
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # It ends with the process that has started it, however that ends: 1 is PR_SET_PDEATHSIG.
 _RAY = (
@@ -37,13 +38,25 @@ class Node(NamedTuple):
 
 
 def nodes(address: str) -> list[dict[str, Any]]:
-    """The machines of a cluster, each with ``address``, ``name``, ``cpus``, ``gpus``, ``accelerator`` (what kind; None
-    where there is none), and the ``memory`` in bytes that Ray counts on. UsageError where there is no cluster.
+    """The machines of a cluster, each with ``address``, ``name``, ``id`` (how Ray's begins), ``cpus``, ``gpus``,
+    ``accelerator`` (what kind; None where there is none), and the ``memory`` in bytes that Ray counts on. UsageError
+    where there is no cluster.
     """
+    return _looked(address, False)[0]
+
+
+def nodes_and_sessions(address: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """`nodes`, and the programs that use them (`sessions.sessions`)."""
+    return _looked(address, True)
+
+
+def _looked(address: str, further: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     check_ray()
     link = Link(where(address), cpus=0, gpus=0)
     try:
-        return link.nodes
+        if not further:
+            return link.nodes, []
+        return link.nodes, link.answer(link.ask("sessions"), _LISTED)["sessions"]
     finally:
         link.close()
 
@@ -61,11 +74,14 @@ def started(
     cpus: int | None = None,
     gpus: int | None = None,
     files: Sequence[str] = (),
+    more: Sequence[str] = (),
 ) -> Iterator[Node]:
     """A machine of a cluster, for the block: the first one at ``host:port``, or one more of that at ``join``.
 
     Whoever has the token can run anything here. It is ``RAY_AUTH_TOKEN`` where that is set, else a new one. files:
-    folders in which workers may look for safetensors files. Raises UsageError where Ray does not start.
+    folders in which workers may look for safetensors files. more: options of ``ray start``.
+
+    Raises UsageError where Ray does not start.
     """
     check_ray()
     token = os.environ.get("RAY_AUTH_TOKEN") or (secrets.token_hex(32) if join is None else "")
@@ -88,6 +104,7 @@ def started(
     else:
         options.append(f"--address={join}")
     options += [f"--num-{what}={n}" for what, n in (("cpus", cpus), ("gpus", gpus)) if n is not None]
+    options += more
     with open(os.path.join(folder, "said"), "w+b") as said:
         process = subprocess.Popen(
             [sys.executable, "-c", _RAY, *options], env=variables, stdin=subprocess.DEVNULL, stdout=said,

@@ -71,8 +71,12 @@ def own_address() -> str:
 
 
 def quiet() -> dict[str, str]:
-    """Variables that keep Ray from writing to the terminal."""
-    return {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_COLOR_PREFIX": "0"}
+    """Variables that keep Ray from writing to the terminal, and from starting by itself."""
+    return {
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_COLOR_PREFIX": "0",
+        "RAY_ENABLE_AUTO_CONNECT": "0",  # a thread that asks after the end would start another cluster
+    }
 
 
 def without_services(node: Any) -> None:

@@ -5,27 +5,49 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
+import re
 import socket
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
+from .._ext import lazy as _core
 from .._ext.frames import Stream
 from ..base.errors import MaterializationError, SessionLost, UsageError
+from ..base.resources import Resources
+from ..engine.execute import values
 from ..engine.remote.client import RemoteExecutor
 from ..engine.remote.exchange import Send
 from ..engine.remote.lineage import Lineage
+from ..engine.remote.mirrors import view
 from ..engine.remote.one_thread import one_thread_at_a_time
 from ..engine.remote.pipe import Child, StreamExecutor
+from ..engine.remote.wire import WireError, dumps, loads
+from . import worker_files
 from .endings import ERROR
 from .link import Link
 
 __all__ = ["RayExecutor", "executors"]
 
 _tickets = itertools.count(1)
+_BEGINS = 60.0  # seconds for a worker for which there is room
+_DISK = 3600.0  # for it to write or read a file
+_ROOM = 120.0  # seconds without a word from the broker, which says each second that it waits
+
+
+class Place(NamedTuple):
+    """Of an actor: what it asks of Ray (see `Resources.bundle`), which ``part`` of the room that was reserved for
+    several, its name in Ray's dashboard, and its threads, if they are not the program's."""
+
+    bundle: dict[str, float] | None = None
+    room: int | None = None
+    part: int = 0
+    name: str | None = None
+    threads: int | None = None
 
 
 @one_thread_at_a_time
@@ -41,8 +63,10 @@ class RayExecutor(StreamExecutor):
     _child: _Actor
 
     def __init__(self, link: Link, device: str = "cpu", actor: _Actor | None = None, lineage: int = 0) -> None:
-        child = _Actor(link, device) if actor is None else actor
+        child = _Actor(link, device, Place()) if actor is None else actor
         child.wait()
+        if child.place.threads is not None:
+            self._kept_there = frozenset({"set_num_threads"})
         super().__init__(child)
         self.stats["process"] = child.pid or 0
         if lineage and device == "cpu":  # CUDA's kernels need not give the same bits again
@@ -52,7 +76,7 @@ class RayExecutor(StreamExecutor):
     def _renewed(self) -> Send | None:
         lost = self._child
         try:
-            child = _Actor(lost.link, lost._device)
+            child = _Actor(lost.link, lost._device, lost.place)
             child.wait()
         except (UsageError, SessionLost):
             return None
@@ -81,8 +105,7 @@ class RayExecutor(StreamExecutor):
         if not isinstance(other, RayExecutor) or other._child.link is not self._child.link:
             return super().take_from(other, values)
         for executor in (self, other):
-            if executor._lineage is not None:
-                executor._lineage.drop()  # what crossed is in no message
+            executor._no_lineage()
         tickets = [next(_tickets) for _ in values]
         after = other._give([other._mirrors.number_of(value) for value in values], tickets)
         return [self._take_one(other, value, after, ticket) for value, ticket in zip(values, tickets, strict=True)]
@@ -123,33 +146,184 @@ class RayExecutor(StreamExecutor):
             or MaterializationError("values from another worker did not arrive")
         )
 
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
+    def save(self, value: Any, path: str) -> None:
+        """`torch.save` on the worker's machine, under the full ``path`` there: no value crosses.
+
+        value: dicts, lists and tuples of tensors, numbers, strings and None, such as ``{"model": net.state_dict(),
+        "optimizer": optimizer.state_dict()}``. Its tensors are on this executor's device; plain ones go there. The path
+        is in a folder that was given to ``genie worker start --files``, or anywhere in a cluster of the program's own.
+
+        Returns when the file is complete. UsageError where it cannot be written. The worker is not rebuilt any more if
+        it is lost.
+        """
+        with values.lock:
+            tensors: list[torch.Tensor] = []
+            tree = worker_files.taken_apart(value, tensors)
+            ours = [t for t in tensors if _core.get_handle(t) is not None]
+            computed = iter(values.materialize(ours, "save"))
+            mirrors = [next(computed) if _core.get_handle(t) is not None else self.adopt([t])[0] for t in tensors]
+            if not all(mirror in self._mirrors for mirror in mirrors):
+                raise UsageError("[save] expected tensors of this worker, got one of another's")
+            described = [self._mirrors.describe(mirror) for mirror in mirrors]
+            numbers = {number: place for place, number in enumerate(dict.fromkeys(row[0] for row in described))}
+            tickets = [next(_tickets) for _ in numbers]
+            rows = [(numbers[number], *rest) for number, *rest in described]
+            told = _dumped((tree, rows, tickets), "save")
+            self._no_lineage()
+            after = self._give(list(numbers), tickets)
+            self._of_a_file("save", told, path, after=after)
+
+    def load(self, path: str, index: int = 0) -> Any:
+        """What `save`, or `torch.save`, wrote into a file on the worker's machine: no value crosses. See `save` for the
+        path. Its tensors are on ``remote_accelerator:index``, each with memory of its own.
+
+        Only what ``torch.load(weights_only=True)`` reads. UsageError where it cannot be read.
+        """
+        with values.lock:
+            self._no_lineage()
+            first = next(_tickets) << 24
+            return self._arrived(self._of_a_file("load", b"", path, first=first), first, index)
+
+    def batches(self, source: str, *args: Any, index: int = 0) -> Iterator[Any]:
+        """What ``source``, ``"MODULE:FUNCTION"``, gives on the worker's machine for ``args``: a `DataLoader`, or
+        whatever else has batches (dicts, lists and tuples of tensors, numbers and strings). They go straight to the
+        worker; their tensors are on ``remote_accelerator:index``.
+
+        The module is found there: installed, or by a ``runtime_env``. torch's seed there is the program's
+        ``torch.initial_seed()`` when this is called. While the program computes with one batch, the next comes.
+        UsageError for what fails there. The worker is not rebuilt any more if it is lost.
+        """
+        if not isinstance(source, str) or not re.fullmatch(r"[\w.]+:[\w.]+", source):
+            raise UsageError(f"[batches] expected MODULE:FUNCTION, got {source!r}")
+        with values.lock:
+            self._no_lineage()
+            link, actor = self._child.link, self._child.number
+            told = _Memory(_dumped(args, "batches"))
+            begun = link.ask("feeder", fd=told.fileno(), actor=actor, source=source, seed=torch.initial_seed())
+            feeder = _answered(link, begun, "batches")["feeder"]
+        return self._fed(link, actor, feeder, index)
+
+    def _fed(self, link: Link, actor: int, feeder: int, index: int) -> Iterator[Any]:
+        def asked() -> tuple[int, int, _Memory]:
+            first, into = next(_tickets) << 24, _Memory()
+            return link.ask("batch", fd=into.fileno(), actor=actor, feeder=feeder, first=first), first, into
+
+        try:
+            coming = asked()
+            while True:
+                number, first, into = coming
+                with values.lock:
+                    if _answered(link, number, "batches")["over"]:
+                        return
+                    coming = asked()  # it comes while the program works on this one
+                    batch = self._arrived(into.content(), first, index)
+                yield batch
+        finally:
+            if link.alive:
+                link.ask("fed", feeder=feeder)
+
+    def _arrived(self, described: bytes, first: int, index: int) -> Any:
+        """A structure whose tensors have come to the worker as parcels from ``first`` on."""
+        tree, rows = loads(described)
+
+        def tensor(place: int) -> Any:
+            dtype, sizes = rows[place]
+            number, nbytes = self._mirrors.fresh(), math.prod(sizes) * dtype.itemsize
+            whole = self._mirrors.whole(nbytes, number)
+            self._ask("take", number, nbytes, first + place, answer=self._missed)
+            strides = torch.empty(sizes, device="meta").stride()
+            return _core.hold(view(whole.untyped_storage(), dtype, sizes, strides, 0), index, None, True)
+
+        return worker_files.put_together(tree, tensor)
+
+    def _missed(self, failed: tuple[int, int] | None) -> None:
+        if failed is not None:
+            self._failures[failed[0]] = MaterializationError("values from the worker's machine did not arrive")
+
+    def _no_lineage(self) -> None:
+        if self._lineage is not None:
+            self._lineage.drop()  # what crosses besides is in no message
+
+    def _of_a_file(self, do: str, data: bytes, path: str, **told: int) -> bytes:
+        """Descriptions go through a file in memory: they may be longer than a message of the broker's."""
+        if not isinstance(path, str):
+            raise UsageError(f"[{do}] path: expected a text, got {path!r}")
+        link, through = self._child.link, _Memory(data)
+        asked = link.ask(do, fd=through.fileno(), actor=self._child.number, path=path, **told)
+        _answered(link, asked, do, f"waiting for the worker to {do} {path}")
+        return through.content()
+
     def close(self) -> None:
         """End the worker."""
         self._child.end()
 
 
-def executors(link: Link, device: str, workers: int, lineage: int) -> list[RayExecutor]:
-    """So many, whose workers begin together."""
-    actors = [_Actor(link, device) for _ in range(workers)]
+def executors(
+    link: Link, device: str, workers: int, lineage: int, resources: Resources, wait: float | None, name: str
+) -> list[RayExecutor]:
+    """So many, whose workers begin together, once there is room for all of them."""
+    bundle = resources.bundle(device, link.address is None)
+    room = None
+    if bundle is not None:
+        room = link.ask(
+            "reserve", workers=workers, bundle=bundle, placement=resources.placement, node=resources.node,
+            labels=resources.labels, name=name, wait=wait,
+        )  # fmt: skip
+        link.answer(room, _ROOM, "waiting for room on the cluster")
+    places = [Place(bundle, room, i, f"{name} remote_accelerator:{i}", resources.threads) for i in range(workers)]
+    actors = [_Actor(link, device, place) for place in places]
     return [RayExecutor(link, device, actor, lineage) for actor in actors]
+
+
+def _dumped(value: Any, do: str) -> bytes:
+    try:
+        return bytes(dumps(value))
+    except WireError as error:
+        raise UsageError(f"[{do}] {error}") from None
+
+
+class _Memory:
+    """A file in memory, for what may be longer than a message to the broker."""
+
+    def __init__(self, data: bytes = b"") -> None:
+        self._file = open(os.memfd_create("genie"), "w+b")  # noqa: SIM115 - it is closed when nobody has it
+        self._file.write(data)
+        self._file.flush()
+        self._file.seek(0)
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def content(self) -> bytes:
+        self._file.seek(0)
+        return self._file.read()
+
+
+def _answered(link: Link, number: int, do: str, what: str = "") -> dict[str, Any]:
+    """UsageError for what failed on the worker's machine."""
+    answer = link.answer(number, _DISK, what)
+    if answer["failed"]:
+        raise UsageError(f"[{do}] {answer['failed']}")
+    return answer
 
 
 class _Actor(Child):
     """The actor, and the socket by which messages get to it: the broker is at the other end."""
 
-    def __init__(self, link: Link, device: str) -> None:
+    def __init__(self, link: Link, device: str, place: Place) -> None:
         super().__init__(device)
         self.node = ""
-        self.link = link
+        self.link, self.place = link, place
         ours, theirs = socket.socketpair()
         with theirs:
-            self._number = self.link.ask("actor", fd=theirs.fileno(), device=device, seconds=60)
+            self.number = self.link.ask("actor", fd=theirs.fileno(), device=device, seconds=_BEGINS, **place._asdict())
         self._socket = ours
         self.close: Any = weakref.finalize(self, _close, ours, os.getpid())
 
     def wait(self) -> None:
         """Until it has begun."""
-        found = self.link.begun(self._number)
+        found = self.link.begun(self.number)
         self.pid, self.node = found["process"], found["node"]
         self._stream = Stream(self._socket.fileno())
 
@@ -159,7 +333,7 @@ class _Actor(Child):
 
     def bring(self, other: _Actor, after: int, ticket: int, nbytes: int) -> None:
         """Let what the other one gives with a message be here before the next message."""
-        told = {"actor": other._number, "after": after, "ticket": ticket, "nbytes": nbytes}
+        told = {"actor": other.number, "after": after, "ticket": ticket, "nbytes": nbytes}
         self._begun().put(json.dumps(told).encode(), 0)
 
     def send(self, message: bytearray) -> bytes | None:

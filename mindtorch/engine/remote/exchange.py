@@ -68,6 +68,8 @@ class Session:
 
     #: May ``send`` and ``post`` be called with the same object again, after a signal handler has raised out of them?
     _resumes = False
+    #: Names of settings that the worker has of its own, whatever the program's are.
+    _kept_there: frozenset[str] = frozenset()
     #: Keeps what another worker needs to be what this one was; None: a lost worker is the end of the session.
     _lineage: Lineage | None = None
 
@@ -77,7 +79,7 @@ class Session:
         self._line = [_Message()]  # oldest first; all but the last are to be sent, or have been, and wait for answers
         self._hello: _Message | None = _Message()
         self._hello.requests.append((("hello", tuple(hello.here())), self._greeted))
-        self._settings: Sequence[Any] = ambient.mirrored(cuda=True)
+        self._settings: Sequence[Any] = self._told_to_it(cuda=True)
         self._ambient: dict[str, Any] = {}  # what the worker's settings are
         self._lost: SessionLost | None = None
         self._failures: dict[int, MaterializationError] = {}  # that were told, by number
@@ -102,6 +104,9 @@ class Session:
             return []
         found = ambient.changed(self._settings, self._ambient)
         return [(("settings", found), None)] if found else []
+
+    def _told_to_it(self, cuda: bool) -> list[ambient.Mirrored]:
+        return [each for each in ambient.mirrored(cuda) if each.name not in self._kept_there]
 
     def _told_settings(self, entries: list[Entry]) -> None:
         """What `_news` gave is in a message. Had something come in between, it would be told again."""
@@ -293,7 +298,7 @@ class Session:
         except WireError as error:
             self._lose(str(error), error)
         if self._settings and device != "cuda":
-            self._settings = ambient.mirrored(cuda=False)
+            self._settings = self._told_to_it(cuda=False)
 
     def _lose(self, why: str, cause: BaseException | None = None) -> NoReturn:
         """Nobody knows any more what the worker has and has done."""

@@ -1,13 +1,14 @@
-"""A line on the terminal while much crosses to a worker, or back (SPEC R2)."""
+"""A line on the terminal while much crosses to a worker, or back, or while one is waited for (SPEC R2)."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 
 from ...base.terminal import is_watched
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "Waiting"]
 
 _AFTER = 1.0  # seconds of crossing, after which it is shown
 _EVERY = 0.2  # seconds
@@ -45,3 +46,26 @@ class Progress:
             if is_watched():
                 sys.stderr.write("\r\x1b[K")
                 sys.stderr.flush()
+
+
+class Waiting:
+    """Shows what is waited for, if that is something and takes more than a second, for the length of a block."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self._began, self._shown = time.monotonic(), ""
+
+    def __enter__(self) -> Waiting:
+        return self
+
+    def show(self) -> None:
+        if self.what and self.what != self._shown and time.monotonic() - self._began > _AFTER and is_watched():
+            self._shown = self.what
+            width = shutil.get_terminal_size().columns - 1  # of a longer line, only the last row could be cleared
+            sys.stderr.write(f"\r\x1b[K{self.what[:width]}")
+            sys.stderr.flush()
+
+    def __exit__(self, *_raised: object) -> None:
+        if self._shown and is_watched():
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
