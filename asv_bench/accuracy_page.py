@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import published
+import published_energy
 import published_training
 
 from mindtorch.profile.cost import roofline
@@ -53,8 +54,11 @@ experts (`switch*`).
 
 def page(kernels: list[dict[str, Any]], chips: list[dict[str, Any]], models: list[dict[str, Any]], errors: Any) -> str:
     return "\n".join(
-        [HEAD, _kernels(kernels, chips), _models(models), published_training.section(), published.section()]
-    )
+        [
+            HEAD, _kernels(kernels, chips), _models(models), published_training.section(), published.section(),
+            published_energy.section(),
+        ]
+    )  # fmt: skip
 
 
 def _kernels(kernels: list[dict[str, Any]], chips: list[dict[str, Any]]) -> str:

@@ -13,8 +13,8 @@ from mindtorch.profile.cost import targets
 from mindtorch.profile.cost.energy import board
 from mindtorch.profile.cost.work import Work
 from mindtorch.profile.estimate.estimator import Estimator
-from mindtorch.profile.report.joules import Energy
 from mindtorch.profile.report.forecast import Forecast
+from mindtorch.profile.report.joules import Energy
 from mindtorch.profile.report.rows import Row
 from mindtorch.profiling import Report
 
