@@ -39,8 +39,9 @@ _FITTED = (9, 0)  # whose figures others follow from
 _STACKED = 48e-12
 #: Of the power beyond the idle one: at the peak rate of matrix units at least; at the full bandwidth of GDDR.
 _FILLED, _STREAMED = 0.8, 0.77
-#: Log-errors that a tenth of the rows are below and above: of programs on the fitted chips; what other chips add.
-_DOUBT, _SOURCE = (-0.25, 0.15), 0.2
+#: Log-errors that a tenth of the rows are below and above: of programs on the fitted chips; what other chips add. With
+#: 0.2 for the latter, as for times, 19 of 31 published programs were inside (`asv_bench/published_energy.py`).
+_DOUBT, _SOURCE = (-0.25, 0.15), 0.3
 
 
 @dataclass(frozen=True)
