@@ -296,7 +296,7 @@ def _end_coalescing(self: Any, device: Any) -> Work:
     return Work(len(calls) - 1 if calls else None)
 
 
-_METHODS = {
+_METHODS: dict[str, Callable[..., Any]] = {
     "allreduce": _allreduce, "allreduce_coalesced": _allreduce, "reduce": _reduce, "broadcast": _broadcast,
     "allgather": _all_gather, "_allgather_base": _all_gather, "all_gather_single": _all_gather,
     "allgather_coalesced": _all_gather, "allgather_into_tensor_coalesced": _all_gather,
