@@ -244,6 +244,11 @@ def test_C10_what_kernels_refuse_by_dtype_is_asked_in_the_calls_own_sizes(words:
             on((9, 0), near.format(n=6))
 
 
+@pytest.mark.parametrize("name", ["nansum", "nanmean"])
+def test_C10_complex_numbers_that_cuda_alone_takes_are_taken(name: str) -> None:
+    on((9, 0), f"torch.{name}(torch.ones(3, device=C, dtype=torch.complex64))")
+
+
 def test_C10_gradients_may_be_assigned_on_the_tensors_own_device() -> None:
     on((9, 0), "p = torch.ones(3, **G); p.grad = torch.ones(3, device=C); p.grad = None")
     on((9, 0), "p, q = torch.ones(3, **G), torch.ones(3, **G); q.grad = p.detach()")
@@ -256,6 +261,8 @@ def test_C10_gradients_may_be_assigned_on_the_tensors_own_device() -> None:
     ("torch.fft.fft2(torch.ones(2, 8, {n}, device=C).half())", "powers of two"),
     ("torch.fft.rfftn(torch.ones({n}, 8, device=C).half())", "powers of two"),
     ("torch.fft.rfft(torch.ones(12, device=C).half(), n={n})", "powers of two"),
+    ("torch.fft.ihfft2(torch.ones(8, {n}, device=C).half())", "powers of two"),
+    ("torch.fft.hfftn(torch.ones(8, {n} // 2 + 1, device=C, dtype=torch.complex32))", "powers of two"),
 ])  # fmt: skip
 def test_C10_half_precision_is_transformed_in_powers_of_two(program: str, words: str) -> None:
     """An estimate failed by what C++ says of half precision on CPUs."""

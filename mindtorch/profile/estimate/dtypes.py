@@ -150,7 +150,7 @@ def _words(info: Any, name: str, args: tuple, kwargs: dict[str, Any], tensors: l
     if said and not _of_dtypes(said) and sum(t.numel() for t in tensors) <= _FEW:
         said = _said(info, args, kwargs, [t.shape for t in tensors])  # it was about sizes, which are others in the call
     if _REFUSED_OTHERWISE.search(said):
-        return said.replace("on CPU", "on CUDA")
+        return None if tensors[0].dtype in _CUDA_ALONE_TAKES.get(name, ()) else said.replace("on CPU", "on CUDA")
     refused = _REFUSED.search(said)
     if refused is None:
         return None

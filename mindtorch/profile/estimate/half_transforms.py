@@ -17,7 +17,9 @@ __all__ = ["functions", "transform"]
 
 #: From complex numbers to real ones: the last dimension of the result has the size of the signal.
 _TO_REAL = frozenset({"irfft", "hfft", "irfft2", "irfftn", "hfft2", "hfftn"})
-_NAMES = "fft ifft rfft irfft hfft ihfft fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn irfftn".split()
+_NAMES = (
+    "fft ifft rfft irfft hfft ihfft fft2 ifft2 rfft2 irfft2 hfft2 ihfft2 fftn ifftn rfftn irfftn hfftn ihfftn"
+).split()  # fmt: skip
 _HALVES = {torch.float16: torch.float32, torch.complex32: torch.complex64}
 _SHORTER = {torch.float32: torch.float16, torch.complex64: torch.complex32}
 
