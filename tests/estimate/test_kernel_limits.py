@@ -249,6 +249,14 @@ def test_C10_complex_numbers_that_cuda_alone_takes_are_taken(name: str) -> None:
     on((9, 0), f"torch.{name}(torch.ones(3, device=C, dtype=torch.complex64))")
 
 
+@pytest.mark.parametrize("made", ["randn", "ones", "zeros"])
+@pytest.mark.parametrize("sizes", ["4, 3", "2, 4, 3"])
+def test_C10_no_solver_of_cuda_looks_at_the_rank(made: str, sizes: str) -> None:
+    """The CPU's kernel refused what was assumed of unknown matrices."""
+    on((9, 0), f"a = torch.{made}({sizes}, device=C); x = torch.linalg.lstsq(a, a, driver='gels').solution")
+    on((9, 0), f"a = torch.{made}({sizes}, device=C); assert torch.linalg.lstsq(a, a)[0].shape[-2:] == (3, 3)")
+
+
 def test_C10_gradients_may_be_assigned_on_the_tensors_own_device() -> None:
     on((9, 0), "p = torch.ones(3, **G); p.grad = torch.ones(3, device=C); p.grad = None")
     on((9, 0), "p, q = torch.ones(3, **G), torch.ones(3, **G); q.grad = p.detach()")
