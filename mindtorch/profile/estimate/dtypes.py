@@ -33,8 +33,9 @@ _HALVES = frozenset({torch.float16, torch.bfloat16})
 _WHOLE = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool})
 #: What every kernel of floats takes on both, and what only indexes.
 _EVERYWHERE = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex32})
-#: The CPU's refusals of these are its own, but of `_NOWHERE_HALF`.
+#: The CPU's refusals of these are its own, but of `_NOWHERE_HALF`, and where it takes no longer ones either.
 _ONLY_ON_CPUS = frozenset({"Half", "BFloat16", "ComplexHalf"})
+_LONGER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
 _REFUSED = re.compile(r"not implemented for '(\w+)'")
 _REFUSED_OTHERWISE = re.compile(r"not supported for complex|does not support complex")
 #: Whose kernels copy elements whatever they are, or none are there.
@@ -128,9 +129,20 @@ def _of_dtypes(said: str) -> bool:
     return bool(_REFUSED.search(said) or _REFUSED_OTHERWISE.search(said))
 
 
-def _said(info: Any, args: tuple, kwargs: dict[str, Any], sizes: list[torch.Size]) -> str:
-    """The CPU's error of the call with zeros of these sizes; empty where it takes them."""
-    dtypes = [t.dtype for t in lazy_in([*args, *kwargs.values()])]
+def _asked_of_the_cpu(
+    info: Any, args: tuple, kwargs: dict[str, Any], tensors: list[Any], instead: dict[torch.dtype, torch.dtype]
+) -> str:
+    """The CPU's error of the call with one element each; if that is about sizes, with the call's own where they are
+    few; empty where it takes them. instead: other dtypes for some."""
+    dtypes = [instead.get(t.dtype, t.dtype) for t in tensors]
+    said = _said(info, args, kwargs, dtypes, [torch.Size([1] * t.dim()) for t in tensors])
+    if said and not _of_dtypes(said) and sum(t.numel() for t in tensors) <= _FEW:
+        said = _said(info, args, kwargs, dtypes, [t.shape for t in tensors])
+    return said
+
+
+def _said(info: Any, args: tuple, kwargs: dict[str, Any], dtypes: list[torch.dtype], sizes: list[torch.Size]) -> str:
+    """The CPU's error of the call with zeros; empty where it takes them."""
     with quiet():
         holes = iter([torch.zeros(s, dtype=d, device=_CPU) for s, d in zip(sizes, dtypes, strict=True)])
         cargs = tuple(concrete(a, holes, _CPU) for a in args)
@@ -146,15 +158,17 @@ def _said(info: Any, args: tuple, kwargs: dict[str, Any], sizes: list[torch.Size
 
 def _words(info: Any, name: str, args: tuple, kwargs: dict[str, Any], tensors: list[Any]) -> str | None:
     """What the CPU's kernel says of one element, or of sizes as the call's where few, where CUDA's says the same."""
-    said = _said(info, args, kwargs, [torch.Size([1] * t.dim()) for t in tensors])
-    if said and not _of_dtypes(said) and sum(t.numel() for t in tensors) <= _FEW:
-        said = _said(info, args, kwargs, [t.shape for t in tensors])  # it was about sizes, which are others in the call
+    said = _asked_of_the_cpu(info, args, kwargs, tensors, {})
     if _REFUSED_OTHERWISE.search(said):
         return None if tensors[0].dtype in _CUDA_ALONE_TAKES.get(name, ()) else said.replace("on CPU", "on CUDA")
     refused = _REFUSED.search(said)
     if refused is None:
         return None
     taken = {SCALARS[dtype] for dtype in _CUDA_ALONE_TAKES.get(name, ())}
-    if refused[1] in taken or (refused[1] in _ONLY_ON_CPUS and name not in _NOWHERE_HALF):
+    if refused[1] in taken:
         return None
+    if refused[1] in _ONLY_ON_CPUS and name not in _NOWHERE_HALF:
+        longer = _REFUSED.search(_asked_of_the_cpu(info, args, kwargs, tensors, _LONGER))
+        if longer is None or longer[1] not in ("Float", "ComplexFloat"):
+            return None
     return f"\"{name.removeprefix('aten::')}_cuda\" not implemented for '{refused[1]}'"
