@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import published
+import published_energy
 import published_training
 
 from mindtorch.profile.cost import roofline
@@ -40,6 +41,7 @@ What the factors behind each figure have seen:
 | training on many cards: a100-40gb | its twin's factors | seen | seen |
 | training on many cards: h100 | seen by single operations, not by programs | seen on another chip | seen on another chip |
 | published runs | as its own factors or those of related chips | not seen in the fit, except for the host (source 5) | convolutions and compiled code seen |
+| energy | not seen: joules follow from H200 and B200, idle power is the chip's own | not seen | not seen: single products were fitted |
 
 No figure here is for a chip and a source that are both unseen. For such chips, the interval is wider by the error of the
 estimates of timm's published runs on an RTX 3090.
@@ -53,8 +55,11 @@ experts (`switch*`).
 
 def page(kernels: list[dict[str, Any]], chips: list[dict[str, Any]], models: list[dict[str, Any]], errors: Any) -> str:
     return "\n".join(
-        [HEAD, _kernels(kernels, chips), _models(models), published_training.section(), published.section()]
-    )
+        [
+            HEAD, _kernels(kernels, chips), _models(models), published_training.section(), published.section(),
+            published_energy.section(),
+        ]
+    )  # fmt: skip
 
 
 def _kernels(kernels: list[dict[str, Any]], chips: list[dict[str, Any]]) -> str:

@@ -47,6 +47,8 @@ def alarms(op: Any) -> Iterator[tuple[bool, str, str]]:
         warnings.simplefilter("ignore")
         backward = op.supports_autograd and torch.float32 in op.supported_backward_dtypes("cuda")
         for sample in op.sample_inputs("cpu", torch.float32, requires_grad=backward):
+            if sample.kwargs.get("driver") not in (None, "gels") and "lstsq" in op.name:
+                continue  # the database makes these for CPUs alone
             if _on_the_cpu(op, sample, backward) and (error := _estimated(op, sample, backward)) is not None:
                 yield error[0], _words(sample), error[1]
 

@@ -125,7 +125,8 @@ RUNS = (
 
 
 def estimated(target: str, program: str) -> dict[str, Any]:
-    """Seconds of one step of a program, after one: ``bound_s``, ``about_s``, ``about_low_s``, ``about_high_s``."""
+    """Of one step of a program, after one: ``bound_s``, ``about_s``, ``about_low_s``, ``about_high_s``, and joules
+    (``energy_j``, ``energy_low_j``, ``energy_high_j``) where those of the target are known."""
     with tempfile.TemporaryDirectory() as folder:
         script, report = Path(folder, "program.py"), Path(folder, "report.json")
         script.write_text(program)
@@ -133,7 +134,8 @@ def estimated(target: str, program: str) -> dict[str, Any]:
         subprocess.run([sys.executable, "-m", "mindtorch", "profile", *words], check=True, stdout=subprocess.DEVNULL)
         found = json.loads(report.read_text())
     assert found["steps"]["count"] - found["steps"]["warmup"] == 1, "totals are of the steps after the warm-up"
-    return {name: found["totals"][name] for name in ("bound_s", "about_s", "about_low_s", "about_high_s")}
+    energy = [name for name in found["totals"] if name.startswith("energy")]
+    return {name: found["totals"][name] for name in ("bound_s", "about_s", "about_low_s", "about_high_s", *energy)}
 
 
 def section() -> str:

@@ -61,7 +61,10 @@ class _TargetOption(click.Option):
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         from mindtorch.profile.cost.targets import names
 
-        self.help = f"Estimate for {', '.join(names())}, or the accelerator in FILE.toml."
+        self.help = (
+            f"Estimate for {', '.join(names())}, or the accelerator in FILE.toml. Energy is shown where the idle power "
+            "of its board is known (idle_w in the file)."
+        )
         return super().get_help_record(ctx)
 
 

@@ -10,7 +10,7 @@ from mindtorch.profile.report.module_names import alike
 from . import report_cluster, report_memory
 from .render import Canvas, clean
 from .report_workload import workload_facts
-from .units import bytes_text, count, counted, number, seconds, work
+from .units import bytes_text, count, counted, joules, number, seconds, work
 
 __all__ = ["header"]
 
@@ -56,6 +56,8 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     elif wall is not None:
         text += f" · whole run {seconds(wall)}{_mostly(report)}"
     facts.append(("time", text))
+    if totals.get("energy_j") and report.get("energy"):
+        facts.append(("energy", _energy(report)))
     waits, said = report.get("waits") or {}, {row["id"] for row in report.get("findings") or []}
     told = {"data_s", "workers_s"} if "data-wait" in said else set()
     waited = {what: waits.get(key) or 0.0 for key, what in _WAITS.items() if key not in told}
@@ -253,6 +255,22 @@ def _expected(totals: dict[str, Any]) -> str:
     if totals.get("about_high_s"):
         text += f" ({seconds(totals.get('about_low_s'))} to {seconds(totals['about_high_s'])}, 8 in 10)"
     return f"{text}, at least {seconds(totals.get('bound_s'))}"
+
+
+def _energy(report: dict[str, Any]) -> str:
+    """Joules of a target's board: in all, of a step, of a token; where it is one of several, of all of them."""
+    totals, energy = report["totals"], report["energy"]
+    low, high = totals.get("energy_low_j"), totals.get("energy_high_j")
+    text = f"about {joules(totals['energy_j'])} ({joules(low)} to {joules(high)}), {energy['power_w']:.0f} W"
+    if report.get("mode") != "estimate":
+        text += f" on {clean(str((report.get('roofline') or {}).get('target')))}"
+    unit = ((report.get("workload") or {}).get("unit") or "tokens")[:-1]
+    parts = [f"{name} {joules(each)} a {unit}" for name, each in (energy.get("token_j") or {}).items()]
+    if energy.get("step_j") and (report.get("steps") or {}).get("count", 0) > 1:
+        parts.insert(0, f"{joules(energy['step_j'])} a step")
+    if energy["accelerators"] > 1:
+        parts.append(f"all {count(energy['accelerators'])}: {joules(energy['all_j'])} if they do as much")
+    return " · ".join([text, *parts])
 
 
 def _grounds(roofline: dict[str, Any]) -> list[tuple[str, str]]:

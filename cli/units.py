@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mindtorch.base.words import counted
 
-__all__ = ["amount", "bytes_text", "count", "counted", "number", "percent", "seconds", "work"]
+__all__ = ["amount", "bytes_text", "count", "counted", "joules", "number", "percent", "seconds", "work"]
 
 
 def _three(value: float) -> str:
@@ -58,6 +58,16 @@ def work(value: float | None, unit: str) -> str:
     """``241 GFLOP``, ``48 FLOP``."""
     text = amount(value, "0")
     return f"{text}{unit}" if " " in text else f"{text} {unit}"
+
+
+def joules(value: float | None) -> str:
+    """``312 J``, ``45.1 mJ``, ``2.31 kJ``; an energy of days of training has a prefix, too."""
+    if not value:
+        return "0 J"
+    for limit, factor, prefix in ((999.5e-9, 1e9, "n"), (999.5e-6, 1e6, "µ"), (0.9995, 1e3, "m")):
+        if value < limit:
+            return f"{_three(value * factor)} {prefix}J"
+    return f"{_three(value)} J" if value < 999.5 else work(value, "J")
 
 
 def bytes_text(value: float | None, zero: str = "") -> str:

@@ -76,6 +76,18 @@ class Report:
         return int(self._made["totals"]["peak_bytes"])
 
     @property
+    def energy_j(self) -> float | None:
+        """Joules of what is reported on the target's board, about; None without a target whose figures are known."""
+        found = self._made["totals"].get("energy_j")
+        return None if found is None else float(found)
+
+    @property
+    def energy(self) -> dict[str, Any] | None:
+        """What is known of it: ``step_j``, ``token_j`` by part, mean ``power_w``, ``all_j`` of all ``accelerators``."""
+        found: dict[str, Any] | None = self._made.get("energy")
+        return found
+
+    @property
     def findings(self) -> list[dict[str, Any]]:
         """What stands out: ``id``, ``text``, ``share``, ``of``, ``seconds``, ``place``, ``try`` of each."""
         found: list[dict[str, Any]] = self._made["findings"]

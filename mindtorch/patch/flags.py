@@ -21,7 +21,7 @@ from ..engine.execute import values
 from ..engine.execute.ambient import TABLE, Setting
 from ..engine.record import predict
 
-__all__ = ["TABLE", "note", "patches"]
+__all__ = ["TABLE", "note", "of_chip", "patches"]
 
 
 def patches() -> Iterator[Patch]:
@@ -87,12 +87,20 @@ os.register_at_fork(after_in_child=_note_fork)
 _MOST_WORLDS = 1024
 _worlds: dict[tuple[Any, ...], int] = {}
 _world = 0
+_chip: tuple[int, int] | None = None
+
+
+def of_chip(capability: tuple[int, int] | None) -> None:
+    """What an estimate's calls are refused by, beside torch's settings: its target's; None: no estimate of a GPU."""
+    global _chip
+    _chip = capability
+    note()
 
 
 def note() -> None:
     """Predictions hold for the settings that they were made under: use those for the present ones from now on."""
     global _world
-    state = tuple(s.current() for s in TABLE if s.shapes and s.current is not None)
+    state = (_chip, *(s.current() for s in TABLE if s.shapes and s.current is not None))
     if state not in _worlds and len(_worlds) >= _MOST_WORLDS:
         _core.forget_calls()
         _worlds.clear()

@@ -46,7 +46,6 @@ try:
 except AttributeError as error:
     raise RuntimeError("in other words") from error
 """,
-    "torch.fft.rfft2(torch.ones(4, 4, device='cuda').half())",
     "torch.ones(2**25, device='cuda').tolist()",
 ]
 #: Programs that torch refuses in the same words, or Python, wherever they run.

@@ -218,3 +218,104 @@ def test_C10_dtypes_that_cuda_does_not_take_are_refused(words: str, program: str
     for dtype in (".half()", ".int()", ".long()", ".byte()", ".bool()", ".to(torch.uint16)", ".to(torch.float8_e5m2)"):
         program = program.replace(dtype, "")
     on((9, 0), program.replace(", dtype=torch.complex64", ""))
+
+
+FORGOTTEN = [
+    ("is not supported for complex", "torch.floor(torch.ones({n}, device=C, dtype=torch.complex64))"),
+    ("does not support complex", "torch.sort(torch.ones({n}, device=C, dtype=torch.complex64))"),
+    ("'Float'", "torch.ones({n}, device=C) & torch.ones({n}, device=C)"),
+    ("'Half'", "torch.ones({n}, device=C).half() ^ torch.ones({n}, device=C).half()"),
+    ("'Long'", "F.interpolate(torch.ones(1, 1, {n}, 4, device=C).long(), scale_factor=2)"),
+    ("'Bool'", "torch.kthvalue(torch.ones({n}, device=C).bool(), 2)"),
+    ("'Bool'", "F.pad(torch.ones(1, 1, {n}, 4, device=C).bool(), (1, 1, 1, 1), mode='reflect')"),
+    ("'Bool'", "F.pad(torch.ones(1, 4, {n}, device=C).bool(), (1, 1), mode='reflect')"),
+    ("driver", "a = torch.randn({n}, 3, device=C); torch.linalg.lstsq(a, a, driver='gelss')"),
+    ("invalid device ordinal", "torch.cuda.Stream(device={n})"),
+    ("invalid device ordinal", "torch.cuda.Stream(torch.device('cuda:{n}'))"),
+    ("different device", "p = torch.ones({n}, **G); p.grad = torch.ones({n})"),
+    ("different device", "m = nn.Linear({n}, 2).cuda(); m.bias.grad = torch.ones(2)"),
+]
+
+
+@pytest.mark.parametrize(("words", "program"), FORGOTTEN)
+def test_C10_what_kernels_refuse_by_dtype_is_asked_in_the_calls_own_sizes(words: str, program: str) -> None:
+    """They were taken: one element was too few for the kernel, or its words were none that were looked for."""
+    with pytest.raises((RuntimeError, NotImplementedError), match=words):
+        on((9, 0), program.format(n=5))
+    for near in (program.replace("complex64", "float32").replace(".bool()", "").replace(".long()", ""),):
+        if near != program and "lstsq" not in near:
+            on((9, 0), near.format(n=6))
+
+
+@pytest.mark.parametrize("name", ["nansum", "nanmean"])
+def test_C10_complex_numbers_that_cuda_alone_takes_are_taken(name: str) -> None:
+    on((9, 0), f"torch.{name}(torch.ones(3, device=C, dtype=torch.complex64))")
+
+
+@pytest.mark.parametrize("made", ["randn", "ones", "zeros"])
+@pytest.mark.parametrize("sizes", ["4, 3", "2, 4, 3"])
+def test_C10_no_solver_of_cuda_looks_at_the_rank(made: str, sizes: str) -> None:
+    """The CPU's kernel refused what was assumed of unknown matrices."""
+    on((9, 0), f"a = torch.{made}({sizes}, device=C); x = torch.linalg.lstsq(a, a, driver='gels').solution")
+    on((9, 0), f"a = torch.{made}({sizes}, device=C); assert torch.linalg.lstsq(a, a)[0].shape[-2:] == (3, 3)")
+
+
+def test_C10_gradients_may_be_assigned_on_the_tensors_own_device() -> None:
+    on((9, 0), "p = torch.ones(3, **G); p.grad = torch.ones(3, device=C); p.grad = None")
+    on((9, 0), "p, q = torch.ones(3, **G), torch.ones(3, **G); q.grad = p.detach()")
+
+
+@pytest.mark.parametrize(("program", "words"), [
+    ("torch.fft.fft(torch.ones({n}, device=C).half())", "powers of two .* signal size of"),
+    ("torch.fft.rfft(torch.ones(4, {n}, device=C).half(), dim=-1)", "powers of two"),
+    ("torch.fft.irfft(torch.ones(4, {n} // 2 + 1, device=C, dtype=torch.complex32), n={n})", "powers of two"),
+    ("torch.fft.fft2(torch.ones(2, 8, {n}, device=C).half())", "powers of two"),
+    ("torch.fft.rfftn(torch.ones({n}, 8, device=C).half())", "powers of two"),
+    ("torch.fft.rfft(torch.ones(12, device=C).half(), n={n})", "powers of two"),
+    ("torch.fft.ihfft2(torch.ones(8, {n}, device=C).half())", "powers of two"),
+    ("torch.fft.hfftn(torch.ones(8, {n} // 2 + 1, device=C, dtype=torch.complex32))", "powers of two"),
+])  # fmt: skip
+def test_C10_half_precision_is_transformed_in_powers_of_two(program: str, words: str) -> None:
+    """An estimate failed by what C++ says of half precision on CPUs."""
+    on((9, 0), f"y = {program.format(n=16)}; assert y.dtype in (torch.float16, torch.complex32) and y.is_cuda")
+    with pytest.raises(RuntimeError, match=words):
+        on((9, 0), program.format(n=12))
+    on((9, 0), program.format(n=12).replace(".half()", "").replace("complex32", "complex64"))
+
+
+SIZED = """
+a, b = torch.ones({m}, {k}, device=C).to(torch.float8_{first}), torch.ones({n}, {k}, device=C).to(torch.float8_{second})
+s = torch.ones((), device=C)
+torch._scaled_mm(a, b.t(), scale_a=s, scale_b=s, out_dtype=torch.bfloat16)
+"""
+
+
+@pytest.mark.parametrize(("sizes", "words"), [
+    ((5, 32, 48), ""), ((5, 24, 48), r"divisible by 16 but got mat1 shape: \(5x24\)"),
+    ((5, 32, 40), r"mat2 shape \(32x40\) must be divisible by 16"),
+])  # fmt: skip
+def test_C10_scaled_products_have_sizes_in_sixteens(sizes: tuple[int, int, int], words: str) -> None:
+    given = dict(zip("mkn", sizes, strict=True)) | {"first": "e4m3fn", "second": "e5m2"}
+    with pytest.raises(RuntimeError, match=words) if words else contextlib.nullcontext():
+        on((9, 0), SIZED.format(**given))
+    with pytest.raises((RuntimeError, ValueError), match=words or "two Float8_e5m2 matrices"):
+        on((9, 0), SIZED.format(**given | {"first": "e5m2"}))
+
+
+def test_C10_documented_kernels_are_not_deterministic(deterministic: Any) -> None:
+    most = "nn.EmbeddingBag(9, 4, mode='{}').cuda()(torch.tensor([[1, 2]], device=C)).sum().backward()"
+    reduce = (
+        "x, i = torch.ones(3, device=C), torch.zeros(3, dtype=torch.long, device=C); x.scatter_reduce(0, i, x, '{}')"
+    )
+    for program, bad, good in ((most, "max", "sum"), (reduce, "prod", "mean")):
+        with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
+            on((9, 0), program.format(bad))
+        on((9, 0), program.format(good))
+
+
+def test_C10_a_call_that_one_chip_took_is_asked_of_another_one() -> None:
+    """Of the first chip's answer the second one's was made."""
+    program = SIZED.format(m=7, k=32, n=64, first="e4m3fn", second="e4m3fn")
+    for capability, taken in (((8, 9), True), ((8, 0), False), ((9, 0), True), ((8, 0), False)):
+        with contextlib.nullcontext() if taken else pytest.raises(RuntimeError, match="compute capability"):
+            on(capability, program)

@@ -127,7 +127,7 @@ def of(target: Target, model: str, kind: str) -> Factors:
     if "efficiency" in values:
         _power(values, target, kin[0], kind)
     if "joules" in values:
-        values["joules"] *= _joules(target) / _joules(kin[0].chip)
+        values["joules"] *= joules(target.capability) / joules(kin[0].chip.capability)
         ends = {name: math.hypot(values[name], _POWERED) * math.copysign(1, beyond) for name, beyond in _ENDS}
         return _factors({**values, **ends}, model, kind, f"extrapolated from {kin[0].chip.key} by power", False)
     doubt = fitted().get("carried", {}).get(kind, {}).get(model, {})
@@ -175,7 +175,7 @@ def _kin(target: Target, model: str, kind: str) -> list[_Kin]:
         other = targets.known()[key]
         apart = abs(_generation(other) - _generation(target))
         stream = model == "stream"
-        if (stream and _checked(other) != _checked(target)) or (kind == "half" and _stacked(other) != _stacked(target)):
+        if (stream and _checked(other) != _checked(target)) or (kind == "half" and stacked(other) != stacked(target)):
             apart += _MEMORY
         if kind == "single" and model != "stream" and _sustains(other) < _HUNGRY:
             apart += _POWER  # what it reaches is its power's, not its silicon's
@@ -216,7 +216,7 @@ def _slower_units(values: dict[str, float], target: Target, kin: list[_Kin]) -> 
     whole = sum(one.weight for one in kin)
     lent = math.exp(sum(one.weight / whole * math.log(matrix_flops(one.chip)) for one in kin))
     rate = matrix_flops(target) / lent
-    if rate > _SLOWER or _stacked(target) or _stacked(kin[0].chip):
+    if rate > _SLOWER or stacked(target) or stacked(kin[0].chip):
         return
     for name in ("edge", "small_head", "small_block"):
         if name in values:
@@ -236,23 +236,25 @@ def _generation(target: Target) -> float:
     return target.capability[0] + target.capability[1] / 10
 
 
-def _stacked(target: Target) -> bool:
+def stacked(target: Target) -> bool:
+    """Whether its memory is stacked beside the chip (HBM)."""
     return target.capability[1] == 0 or target.capability[0] >= 9
 
 
 def _checked(target: Target) -> bool:
     """Whether check bits of error correction take some of the bandwidth: GDDR has them among the data, stacked memory
     beside it, GeForce's none."""
-    return target.ecc and not _stacked(target)
+    return target.ecc and not stacked(target)
 
 
 def _sustains(target: Target) -> float:
     """The share of its float32 peak that its board's power lets it have for long."""
-    return target.power_w / _joules(target) / target.rate("float32", True)
+    return target.power_w / joules(target.capability) / target.rate("float32", True)
 
 
-def _joules(target: Target) -> float:
-    return JOULES[max((at for at in JOULES if at <= target.capability), default=(6, 0))]
+def joules(capability: tuple[int, int]) -> float:
+    """Of a float32 operation on ordinary units, by generation."""
+    return JOULES[max((at for at in JOULES if at <= capability), default=(6, 0))]
 
 
 def _power(values: dict[str, float], target: Target, nearest: _Kin, kind: str) -> None:

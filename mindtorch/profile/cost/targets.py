@@ -21,8 +21,8 @@ _DTYPES = frozenset(WIDER)
 #: The target that is the machine at hand.
 MEASURED = "cpu"
 _FIELDS = frozenset({"name", "source", "memory_bytes", "memory_bandwidth", "host_bandwidth", "launch_s", "matrix",
-                     "vector", "capability", "processors", "device", "also", "clock_hz", "l2_bytes", "power_w", "ecc",
-                     "factors"})  # fmt: skip
+                     "vector", "capability", "processors", "device", "also", "clock_hz", "l2_bytes", "power_w",
+                     "idle_w", "ecc", "factors"})  # fmt: skip
 _DEVICES = ("cuda", "npu")
 _VENDORS = frozenset(
     {"nvidia", "geforce", "tesla", "quadro", "amd", "instinct", "huawei", "ascend", "tensor", "core", "gpu"}
@@ -38,7 +38,8 @@ class Target:
     the bytes that the program holds) where that was measured; without one it is the roofline's.
     capability, processors: CUDA's compute capability and number of streaming multiprocessors, for programs that ask.
     device: what torch calls devices of its kind. clock_hz, l2_bytes, power_w: its clock, second-level cache and board
-    power. host_bandwidth: bytes/s to or from the host's memory; 0: not known. ecc: whether its memory has error
+    power. idle_w: what the board draws while a program is on it and nothing runs; 0: not known.
+    host_bandwidth: bytes/s to or from the host's memory; 0: not known. ecc: whether its memory has error
     correction. also: other names. factors: {table: {factor: value}} of the models of time, where the sheet brings its
     own.
     """
@@ -58,6 +59,7 @@ class Target:
     clock_hz: float = 1.5e9
     l2_bytes: float = 32e6
     power_w: float = 0.0
+    idle_w: float = 0.0
     host_bandwidth: float = 0.0
     ecc: bool = True
     also: tuple[str, ...] = ()
@@ -161,6 +163,7 @@ def _target(where: str, key: str, table: Any) -> Target:
         processors=int(_figure(where, table, "processors", 1, 1e6)) if "processors" in table else Target.processors,
         device=_device(where, table), clock_hz=_given(where, table, "clock_hz", 1e8, 1e11),
         l2_bytes=_given(where, table, "l2_bytes", 0, 1e12), power_w=_given(where, table, "power_w", 0, 1e6),
+        idle_w=_given(where, table, "idle_w", 0, 1e6),
         host_bandwidth=_given(where, table, "host_bandwidth", 1e6, 1e16),
         ecc=_flag(where, table, "ecc"), also=tuple(map(str, table.get("also", ()))), factors=_factors(where, table),
     )  # fmt: skip

@@ -33,11 +33,15 @@ _HALVES = frozenset({torch.float16, torch.bfloat16})
 _WHOLE = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool})
 #: What every kernel of floats takes on both, and what only indexes.
 _EVERYWHERE = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex32})
-#: The CPU's refusals of these are its own, but of `_NOWHERE_HALF`.
+#: The CPU's refusals of these are its own, but of `_NOWHERE_HALF`, and where it takes no longer ones either.
 _ONLY_ON_CPUS = frozenset({"Half", "BFloat16", "ComplexHalf"})
+_LONGER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
 _REFUSED = re.compile(r"not implemented for '(\w+)'")
+_REFUSED_OTHERWISE = re.compile(r"not supported for complex|does not support complex")
 #: Whose kernels copy elements whatever they are, or none are there.
-_ANY_DTYPE = frozenset({"view", "data movement", "creation", "embedding", "communication", "random", "optimizer"})
+_ANY_DTYPE = frozenset({"view", "creation", "embedding", "communication", "random", "optimizer"})
+#: A call whose tensors have more elements is asked about with smaller ones alone.
+_FEW = 4096
 
 
 def _named(dtypes: frozenset[torch.dtype], names: str) -> dict[str, frozenset[torch.dtype]]:
@@ -109,7 +113,7 @@ def _concerned(name: str, tensors: list[Any]) -> bool:
     """Is there a dtype that some kernel may not take? Indices beside floats are taken wherever floats are."""
     if not all(t.dtype in _EVERYWHERE for t in tensors):
         return tensors[0].dtype not in _EVERYWHERE or any(t.dtype not in _WHOLE | _EVERYWHERE for t in tensors)
-    return name in _NOWHERE_HALF or name in _CUDA_ALONE_REFUSES
+    return name in _NOWHERE_HALF or name in _CUDA_ALONE_REFUSES or ops.about(name).tag == "elementwise"
 
 
 def _shown(a: Any) -> Any:
@@ -121,11 +125,26 @@ def _shown(a: Any) -> Any:
     return a if isinstance(a, (torch.dtype, str, bool)) or a is None else type(a)
 
 
-def _words(info: Any, name: str, args: tuple, kwargs: dict[str, Any], tensors: list[Any]) -> str | None:
-    """What the CPU's kernel says of one element, where CUDA's says the same; None where it takes it."""
+def _of_dtypes(said: str) -> bool:
+    return bool(_REFUSED.search(said) or _REFUSED_OTHERWISE.search(said))
+
+
+def _asked_of_the_cpu(
+    info: Any, args: tuple, kwargs: dict[str, Any], tensors: list[Any], instead: dict[torch.dtype, torch.dtype]
+) -> str:
+    """The CPU's error of the call with one element each; if that is about sizes, with the call's own where they are
+    few; empty where it takes them. instead: other dtypes for some."""
+    dtypes = [instead.get(t.dtype, t.dtype) for t in tensors]
+    said = _said(info, args, kwargs, dtypes, [torch.Size([1] * t.dim()) for t in tensors])
+    if said and not _of_dtypes(said) and sum(t.numel() for t in tensors) <= _FEW:
+        said = _said(info, args, kwargs, dtypes, [t.shape for t in tensors])
+    return said
+
+
+def _said(info: Any, args: tuple, kwargs: dict[str, Any], dtypes: list[torch.dtype], sizes: list[torch.Size]) -> str:
+    """The CPU's error of the call with zeros; empty where it takes them."""
     with quiet():
-        ones = [torch.zeros([1] * t.dim(), dtype=t.dtype, device=_CPU) for t in tensors]
-        holes = iter(ones)
+        holes = iter([torch.zeros(s, dtype=d, device=_CPU) for s, d in zip(sizes, dtypes, strict=True)])
         cargs = tuple(concrete(a, holes, _CPU) for a in args)
         ckwargs = {k: concrete(a, holes, _CPU) for k, a in kwargs.items()}
         if "device" in ckwargs:
@@ -133,12 +152,23 @@ def _words(info: Any, name: str, args: tuple, kwargs: dict[str, Any], tensors: l
         try:
             info.call(*cargs, **ckwargs)
         except (RuntimeError, NotImplementedError, ValueError, IndexError, TypeError) as error:
-            refused = _REFUSED.search(str(error))
-        else:
-            return None
+            return str(error) or type(error).__name__
+    return ""
+
+
+def _words(info: Any, name: str, args: tuple, kwargs: dict[str, Any], tensors: list[Any]) -> str | None:
+    """What the CPU's kernel says of one element, or of sizes as the call's where few, where CUDA's says the same."""
+    said = _asked_of_the_cpu(info, args, kwargs, tensors, {})
+    if _REFUSED_OTHERWISE.search(said):
+        return None if tensors[0].dtype in _CUDA_ALONE_TAKES.get(name, ()) else said.replace("on CPU", "on CUDA")
+    refused = _REFUSED.search(said)
     if refused is None:
-        return None  # of sizes, which are not those of the call
-    taken = {SCALARS[dtype] for dtype in _CUDA_ALONE_TAKES.get(name, ())}
-    if refused[1] in taken or (refused[1] in _ONLY_ON_CPUS and name not in _NOWHERE_HALF):
         return None
+    taken = {SCALARS[dtype] for dtype in _CUDA_ALONE_TAKES.get(name, ())}
+    if refused[1] in taken:
+        return None
+    if refused[1] in _ONLY_ON_CPUS and name not in _NOWHERE_HALF:
+        longer = _REFUSED.search(_asked_of_the_cpu(info, args, kwargs, tensors, _LONGER))
+        if longer is None or longer[1] not in ("Float", "ComplexFloat"):
+            return None
     return f"\"{name.removeprefix('aten::')}_cuda\" not implemented for '{refused[1]}'"

@@ -21,7 +21,7 @@ from ...engine.execute import tensors, values
 from ...engine.record import meta
 from ...engine.record.meta import MetaParameter, MetaTensor, _FastMetaTensor, as_meta
 from ...engine.tensor import classes
-from ...patch import hooks, triton_kernels
+from ...patch import flags, hooks, triton_kernels
 from . import (
     autocast,
     beams,
@@ -72,6 +72,8 @@ def estimating(
         refusals.install()
         deciding.install()
         beams.install()
+        flags.of_chip(None if accelerator is None else accelerator.capability)
+        stack.callback(flags.of_chip, None)
         kernel_limits.of_accelerator(accelerator or Accelerator("", 0))
         fused_attention.of_capability(None if accelerator is None else accelerator.capability)
         cudas = None if accelerator is None else accelerator.count

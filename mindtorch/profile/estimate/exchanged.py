@@ -9,6 +9,7 @@ What is known of values: others are taken to hold what this rank holds.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -44,6 +45,7 @@ class Event(NamedTuple):
 calls: list[Call] = []  # by number
 distinct: set[Call] = set()  # those in `calls`
 events: list[Event] = []
+of_nccl_alone: set[str] = set()  # names of groups
 _names: dict[Call, str] = {}  # as the ledger has them
 _by_name: dict[str, Call] = {}
 _pending: dict[int, int] = {}  # of functional collectives: root slot → number
@@ -56,6 +58,7 @@ def begin() -> None:
     calls.clear()
     distinct.clear()
     events.clear()
+    of_nccl_alone.clear()
     _pending.clear()
     _coalescing = None
     streams.clear()
@@ -293,7 +296,7 @@ def _end_coalescing(self: Any, device: Any) -> Work:
     return Work(len(calls) - 1 if calls else None)
 
 
-_METHODS = {
+_METHODS: dict[str, Callable[..., Any]] = {
     "allreduce": _allreduce, "allreduce_coalesced": _allreduce, "reduce": _reduce, "broadcast": _broadcast,
     "allgather": _all_gather, "_allgather_base": _all_gather, "all_gather_single": _all_gather,
     "allgather_coalesced": _all_gather, "allgather_into_tensor_coalesced": _all_gather,
@@ -306,8 +309,20 @@ _METHODS = {
 }  # fmt: skip
 
 
+def _where_taken(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, with torch's refusal of tensors on the CPU where the group has no backend for them."""
+
+    @functools.wraps(method)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.group_name in of_nccl_alone and any(t.device.type == "cpu" for t in _flat(args)):
+            raise RuntimeError("No backend type associated with device type cpu")
+        return method(self, *args, **kwargs)
+
+    return checked
+
+
 def patches() -> Iterator[Patch]:
-    return existing(dist.ProcessGroup, _METHODS)
+    return existing(dist.ProcessGroup, {name: _where_taken(method) for name, method in _METHODS.items()})
 
 
 # ---- functional collectives: operators that give new tensors ---------------------------------------------------------

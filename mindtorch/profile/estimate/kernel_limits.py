@@ -48,6 +48,20 @@ def _multinomial(name: str, args: tuple) -> None:
         raise RuntimeError("number of categories cannot exceed 2^24")
 
 
+def scaled(a: Any, b: Any) -> None:
+    """Raise what cuBLASLt's products of scaled eight-bit numbers refuse: ``a`` (rows, contracted), ``b`` (contracted,
+    columns). AMD's library has other limits."""
+    if _amd:
+        return
+    if a.shape[1] % 16:
+        shape = f"({a.shape[0]}x{a.shape[1]})"
+        raise RuntimeError(f"Expected trailing dimension of mat1 to be divisible by 16 but got mat1 shape: {shape}.")
+    if b.shape[0] % 16 or b.shape[1] % 16:
+        raise RuntimeError(f"mat2 shape ({b.shape[0]}x{b.shape[1]}) must be divisible by 16")
+    if a.dtype is b.dtype is torch.float8_e5m2:
+        raise ValueError("Multiplication of two Float8_e5m2 matrices is not supported")
+
+
 def _scaled(words: str, *capabilities: tuple[int, int]) -> Callable[[str, tuple], None]:
     def rule(name: str, args: tuple) -> None:
         if on_cuda(args[0]) and _capability < (9, 0) and _capability not in capabilities:
@@ -98,6 +112,15 @@ def _weighted(args: tuple) -> bool:
     return len(args) > 1 and isinstance(args[1], torch.Tensor)
 
 
+def _of_most(at: int) -> Callable[[tuple], bool]:
+    """Of an embedding bag's gradient, whether it is that of mode "max"; at: which argument says so."""
+    return lambda args: len(args) > at and args[at] == 2
+
+
+def _of_products(args: tuple) -> bool:
+    return len(args) > 4 and args[4] == "prod"
+
+
 def _along_a_dim(args: tuple) -> bool:
     return len(args) > 1
 
@@ -134,6 +157,9 @@ RULES: dict[str, Callable[[str, tuple], None]] = {
     "histc": _never_deterministic("_histc_cuda with floating point input", _of_floats),
     "cumsum": _never_deterministic("cumsum_cuda_kernel", _of_floats),
     "bincount": _never_deterministic("_bincount_cuda", _weighted),
+    "_embedding_bag_backward": _never_deterministic("embedding_bag_backward_cuda_max", _of_most(8)),
+    "_embedding_bag_dense_backward": _never_deterministic("embedding_bag_backward_cuda_max", _of_most(7)),
+    "scatter_reduce": _never_deterministic("scatter_reduce_cuda_kernel", _of_products),
     "median": _never_deterministic("median CUDA with indices output", _along_a_dim),
 }
 

@@ -445,6 +445,7 @@ def _on_values(
 ) -> Any:
     """Run the op on plain tensors and hand out what it gives as tensors without data, little of it with values."""
     place = _core.device_index(inputs[0])
+    values, exact = assumptions.ranked(info.name, values, exact)
     shapes = [(v.shape, v.stride()) for v in values]
     holes = iter(values)
     with predict.quiet(grad=True):
@@ -462,7 +463,6 @@ def _on_values(
     same.update((id(v), t) for t, v in zip(inputs, values, strict=True) if id(t) in written)  # of two names, this one
     same.update((id(a), a) for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor))
     roots = {v.untyped_storage()._cdata: t for t, v in zip(inputs, values, strict=True)}
-
     return _handed_out(out, place, same, roots, exact)
 
 

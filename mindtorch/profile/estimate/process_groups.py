@@ -182,6 +182,8 @@ def _new_process_group_helper(group_size: Any, group_rank: Any, ranks: Any, back
     group, prefix = _new_helper(group_size, group_rank, ranks, "fake", store, group_name, timeout=timeout,
                                 pg_tag=pg_tag, group_desc=group_desc)  # fmt: skip
     if prefix is not None:
+        if str(backend) == "nccl":
+            exchanged.of_nccl_alone.add(group.group_name)
         said = "cpu:gloo,cuda:nccl" if str(backend) in ("undefined", "None") else str(backend)
         name = "nccl" if "nccl" in said else said
         _c10d._world.pg_map[group] = (dist.Backend(name), prefix)

@@ -6,18 +6,20 @@ torch's CUDA kernels.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
 
 from ..._ext import intercept as _intercept
+from ..._ext import intern as _intern
 from ..._ext import lazy as _core
 from ...base import torch_facts
 from ...devices import mode
 from ...devices.lazy_device import on_cuda
 from ...engine.record.intercept import describe
-from . import dtypes, kernel_limits
+from . import dtypes, half_transforms, kernel_limits
 
 __all__ = ["check", "check_generator", "install", "runs_here"]
 
@@ -37,6 +39,8 @@ def check(info: Any, args: tuple, kwargs: dict[str, Any]) -> None:
     rule = _RULES.get(name) or (_RULES.get(name[:-1]) if name.endswith("_") else None)
     if rule is not None:
         rule(name, args)
+    if (by_option := _BY_OPTION.get(name)) is not None:
+        by_option(args, kwargs)
     dtypes.check(info, args, kwargs)
 
 
@@ -101,6 +105,7 @@ def _scaled_mm(name: str, args: tuple) -> None:
         for t, words, at in ((a, "mat1 must be row_major", 1), (b, "mat2 must be col_major", 0)):
             if t.stride(at) != 1:
                 raise RuntimeError(f"{words}, got stride {tuple(t.stride())}")
+        kernel_limits.scaled(a, b)
 
 
 def _bmm(name: str, args: tuple) -> None:
@@ -153,6 +158,11 @@ def _targets(kernel: str) -> Callable[[str, tuple], None]:
             _no_kernel(kernel, scores.dtype)
 
     return rule
+
+
+def _lstsq(args: tuple, kwargs: dict[str, Any]) -> None:
+    if on_cuda(args[0]) and kwargs.get("driver") not in (None, "gels"):
+        raise RuntimeError("torch.linalg.lstsq: `driver` other than `gels` is not supported on CUDA")
 
 
 def _no_cuda(name: str, args: tuple) -> None:
@@ -210,6 +220,8 @@ def _both(*rules: Callable[[str, tuple], None]) -> Callable[[str, tuple], None]:
     return rule
 
 
+#: Of what is told by keyword.
+_BY_OPTION: dict[str, Callable[[tuple, dict[str, Any]], None]] = {"aten::linalg_lstsq": _lstsq}
 _RULES = {f"aten::{name}": rule for name, rule in _rules()}
 for _name, _rule in kernel_limits.RULES.items():
     _known_rule = _RULES.get(f"aten::{_name}")
@@ -238,10 +250,27 @@ def install() -> None:
         aten.index_add.default: _along, aten.index_add_.default: _along, aten.index_copy_.default: _along,
         aten.index_fill_.int_Scalar: _along,
     }  # fmt: skip
+    _register(torch.Tensor.grad.__set__, "grad", _set_gradient)  # type: ignore[attr-defined]
+    for name, func in half_transforms.functions():
+        _register(func, f"fft_{name}", functools.partial(half_transforms.transform, name, func))
     for func, look in looked.items():
         info = describe(func, True)
         info.at_dispatch = _looking(look, info.at_dispatch)
         _intercept.register(func, info)
+
+
+def _register(func: Any, name: str, handler: Callable[[tuple, dict[str, Any]], Any]) -> None:
+    def handled(args: tuple, kwargs: dict[str, Any]) -> Any:
+        return NotImplemented if mode.now.estimate is None else handler(args, kwargs)
+
+    _intercept.register(func, _intern.OpInfo(func, f"aten::{name}", _intern.HANDLER, handler=handled))
+
+
+def _set_gradient(args: tuple, kwargs: dict[str, Any]) -> Any:
+    target, source = args
+    if isinstance(source, torch.Tensor) and source.device != target.device:
+        raise RuntimeError("assigned grad has data located on a different device")
+    return NotImplemented
 
 
 def _looking(look: Callable[[tuple], None], then: Any) -> Callable[[tuple, dict], Any]:

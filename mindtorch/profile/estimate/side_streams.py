@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ...devices import mode
-from ...devices.lazy_device import known_device
+from ...devices.lazy_device import check_cuda, known_device
 from . import assumptions, exchanged, kernel_limits
 
 __all__ = ["Event", "Stream", "current"]
@@ -26,7 +26,8 @@ class Stream:
 
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
         named = isinstance(device, (str, torch.device, int))
-        self.device = known_device(f"{mode.now.accelerator}:{_index(device) if named else mode.now.current_cuda()}")
+        index = check_cuda(_index(device)) if named else mode.now.current_cuda()
+        self.device = known_device(f"{mode.now.accelerator}:{index}")
         self.priority, self.cuda_stream, self.npu_stream = priority, 0, 0
         # FSDP2 names a stream by these three.
         self.stream_id, self.device_index = 0, self.device.index

@@ -24,6 +24,7 @@ from mindtorch.profile.report.detail import detail
 from mindtorch.profile.report.export import SCHEMA_VERSION
 from mindtorch.profile.report.findings import findings
 from mindtorch.profile.report.forecast import Forecast
+from mindtorch.profile.report.joules import add_energy
 from mindtorch.profile.report.lines import line_rows
 from mindtorch.profile.report.made_of import Labels, pattern_rows
 from mindtorch.profile.report.recording import WORKERS, Recording, stage_tables
@@ -38,7 +39,8 @@ DEVICE_PEAKS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_device_byte
 _IMPORTS = 10  # packages named
 _WAITED = {"children": "child processes", "threads": "threads", "network": "the network", "workers": WORKERS,
            "files": "files"}  # fmt: skip
-_LOADING = context.PHASES.index("data")
+_PHASES = {name: number for number, name in enumerate(context.PHASES)}
+_LOADING = _PHASES["data"]
 
 
 def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
@@ -146,6 +148,8 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
         report["roofline"] = forecast.summary(rows)
     report["findings"] = findings(seen, report, placed, forecast, made_of)
     report.update(facts)
+    if forecast is not None:  # by what the facts say of tokens
+        add_energy(report, forecast, by_phase, stage.launched, _PHASES)
     return report
 
 
@@ -211,7 +215,7 @@ def _phases(
             "peak_bytes": seen.phase_peaks[phase],
         }
         for name in ("data", "prefill", "decode", "forward", "backward", "optimizer", "other")  # as they come
-        if (phase := context.PHASES.index(name)) in found
+        if (phase := _PHASES[name]) in found
     ]
 
 

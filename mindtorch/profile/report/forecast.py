@@ -14,6 +14,7 @@ from mindtorch._ext import context
 from mindtorch.ops.op_row import MATRIX_TAGS
 from mindtorch.profile.cost import about
 from mindtorch.profile.cost.about import HOST_DOUBT, NOTHING, WAITING, Cost, Doubt, Precision, estimate
+from mindtorch.profile.cost.energy import Board
 from mindtorch.profile.cost.roofline import BOUNDS
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.work import Work
@@ -109,6 +110,13 @@ class Forecast:
     def host(self, sig: int, phase: int, compiled: bool = False) -> float:
         """Seconds of the host for one call."""
         return about.host_seconds(self._works[sig], self.target, phase == _BACKWARD, compiled)
+
+    def added_j(self, sig: int, on: Board) -> float:
+        """Joules of one call on a board, beside its idle power."""
+        work = self._works[sig]
+        if work is None or sig in self.on_host:
+            return 0.0
+        return on.added_j(work, (self._allowed or Precision()).of(work, self.target))
 
     def in_compiled(self, sig: int, tuned: bool) -> float:
         """Seconds of one call in what was compiled, if it is not fused. tuned: see `about.compiled`."""

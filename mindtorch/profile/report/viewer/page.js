@@ -79,6 +79,7 @@ function tiles() {
     const capacity = memory.capacity_bytes;
     add("Peak memory", bytes(peak), capacity ? `${memory.fits ? "fits" : "does not fit"} in ${bytes(capacity)}` : memory.device || "");
   }
+  if (totals.energy_j) add("Energy", joules(totals.energy_j), `${joules(totals.energy_low_j)} to ${joules(totals.energy_high_j)}, ${report.energy.power_w.toFixed(0)} W${report.energy.accelerators > 1 ? ", of one accelerator" : ""}`);
   if (totals.params) add("Parameters", number(totals.params), models().length > 1 ? `of ${counted(models().reduce((sum, model) => sum + model.times, 0), "model")}` : models().map(named).join(""));
   add("Coverage", `${Math.floor(1000 * totals.coverage) / 10} %`, "of compute calls have a FLOP formula");
   if (!sized && timed) add("Overhead", `${percent(totals.overhead_s, totals.time_s) || 0} %`, `of the time, ${seconds(totals.overhead_s)} of recording, subtracted`);

@@ -35,6 +35,14 @@ function amount(value) {
 // Of things that are counted: 8.03 B parameters, not G.
 const number = (value) => amount(value).replace(" G", " B");
 
+function joules(value) {
+  if (!value) return "0 J";
+  for (const [limit, factor, prefix] of [[999.5e-9, 1e9, "n"], [999.5e-6, 1e6, "µ"], [0.9995, 1e3, "m"]]) {
+    if (value < limit) return `${three(value * factor)} ${prefix}J`;
+  }
+  return value < 999.5 ? `${three(value)} J` : work(value, "J");
+}
+
 function work(value, unit) {
   const text = amount(value) || "0";
   return text.includes(" ") ? text + unit : `${text} ${unit}`;
