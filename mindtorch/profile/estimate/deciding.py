@@ -98,10 +98,11 @@ def uniform(t: Any) -> Any:
     return _core.decided(_core.get_handle(t))
 
 
-def read(t: Any) -> Any:
-    """What the program is told of ``t``: as `uniform`, but no number that is not positive: it takes logarithms."""
+def read(t: Any, what: str) -> Any:
+    """What the program is told of ``t``, by ``what`` it asks: as `uniform`, but no number that is not positive, as it
+    may take the logarithm."""
     found = uniform(t)
-    return None if isinstance(found, float) and found <= 0 else found
+    return None if isinstance(found, float) and found <= 0 and what != "bool" else found
 
 
 def _say(t: Any, value: Any) -> bool:
@@ -224,14 +225,23 @@ def uniform_of(t: Any, source: Any) -> None:
         _equal[t] = True
 
 
-def draw(call: int, info: Any, inputs: list[Any], results: list[Any], values: list[Any]) -> None:
-    """A single number that is drawn between two bounds is taken for the middle; one of two for the likelier one.
+def draw(call: int, info: Any, inputs: list[Any], results: list[Any], values: list[Any]) -> bool:
+    """A single number that is drawn between two bounds is taken for the middle; one of two for the likelier one. False
+    where the call draws no floating-point numbers.
 
     By such a number programs leave out layers, one time in ten: they are there, then.
     """
     made = results[0] if results else inputs[0]
-    if made.numel() != 1 or assumptions.number() is not None:
-        return
+    if not made.dtype.is_floating_point:
+        return False
+    if not results:
+        lose(made)
+    if made.numel() == 1 and assumptions.number() is None:
+        _drawn(call, info, inputs, made, values)
+    return True
+
+
+def _drawn(call: int, info: Any, inputs: list[Any], made: Any, values: list[Any]) -> None:
     (_, *args), kwargs = _core.call_template(call, tuple(inputs), torch.device("cpu"))
     if "bernoulli" not in info.name:
         low, high = 0.0, 1.0

@@ -8,7 +8,7 @@ it by its sizes and strides, and ops run on it. Whoever writes something unknown
 Where the program reads a value that is unknown, the tensor is assumed to be full of one number. Each such place is
 counted and listed (``assumed()``).
 
-One file: what keeps values, computes with them and assumes them goes by the same table.
+One file: what keeps values, computes with them and assumes them goes by one table.
 """
 
 from __future__ import annotations
@@ -49,9 +49,8 @@ kept, handle_of = _core.kept, _core.get_handle
 def knowing(assume: float | None = None, **changes: Any) -> Iterator[None]:
     """Know small values for the length of a block, and take unknown ones that the program reads for ``assume``.
 
-    changes: what else is different in the mode then (`mindtorch.devices.mode.Mode`).
-
-    Afterwards reading a tensor without data is an error again; what was assumed stays listed.
+    changes: what else is different in the mode then (`mindtorch.devices.mode.Mode`). Afterwards reading a tensor
+    without data is an error again; what was assumed stays listed.
     """
     assumptions.begin(assume)
     _ledger.decide_with(ops.decisions.NAMES - deciding.CARRYING)
@@ -78,7 +77,7 @@ def read(t: torch.Tensor, what: str) -> torch.Tensor:
                 raise assumptions.too_large(what, size.numel())
             value = torch.empty(size, dtype=t.dtype, device=_CPU)
             if size.numel():
-                value = assumptions.answer(t, what, value=deciding.uniform(t) if what == "bool" else deciding.read(t))
+                value = assumptions.answer(t, what, value=deciding.read(t, what))
         return value
 
 
@@ -198,9 +197,8 @@ def _evaluate(call: int, info: Any, template: tuple, inputs: list[Any], results:
 def _compute(call: int, info: Any, template: tuple, inputs: list[Any], results: list[Any]) -> None:
     values = [kept(handle_of(t)) for t in inputs]
     deciding.meet(call, info, inputs, results, values)
-    if info.name in ops.decisions.DRAWN and (results or inputs)[0].dtype.is_floating_point:
-        _lose(call, info, inputs)
-        return deciding.draw(call, info, inputs, results, values)
+    if info.name in ops.decisions.DRAWN and deciding.draw(call, info, inputs, results, values):
+        return None
     made = None
     if any(v is None for v in values):
         if info.name in ops.decisions.NAMES and deciding.decide(call, info, inputs, results, values):
@@ -467,10 +465,8 @@ def _on_values(
 
 
 def _handed_out(item: Any, place: int, same: dict[int, Any], roots: dict[int, Any], exact: bool) -> Any:
-    """What the op gave on plain tensors, as tensors without data.
-
-    same: what stands for a plain tensor, by its id. roots: what has the storage, by the storage's address.
-    """
+    """What the op gave on plain tensors, as tensors without data. same: what stands for a plain tensor, by its id.
+    roots: what has the storage, by the storage's address."""
     if isinstance(item, torch.Tensor):
         if id(item) in same:
             return same[id(item)]
