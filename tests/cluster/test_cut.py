@@ -51,6 +51,7 @@ def namespaces() -> Iterator[list[str]]:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
+@pytest.mark.whole
 def test_R4_a_program_goes_on_when_its_connection_is_back(namespaces: list[str], tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text(_PROGRAM)
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("GENIE_", "RAY_"))}
