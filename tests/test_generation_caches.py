@@ -33,7 +33,8 @@ def test_C2_the_time_of_looking_at_calls_is_not_the_programs(monkeypatch: pytest
         monkeypatch.setattr(generation, "_phase", slowly(generation._phase))  # what is done before it is timed
         monkeypatch.setattr(generation, "_wrote", slowly(generation._wrote))
         generate(Model(), "cpu")
-    assert seen.report()["totals"]["overhead_s"] >= 4 * 2 * 0.05
+    # Of four calls; before the first one has begun, it is part of the start-up, unless other tests have done that.
+    assert seen.report()["totals"]["overhead_s"] >= (4 * 2 - 1) * 0.05
 
 
 def test_L12_tokens_that_are_gone_are_forgotten() -> None:

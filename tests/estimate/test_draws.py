@@ -83,6 +83,7 @@ SKIPS: dict[str, Callable[[torch.device], object]] = {
     "a number": lambda device: torch.rand(1).item() < 0.1,
     "like": lambda device: torch.rand_like(torch.ones(1, device=device))[0] < 0.1,
     "uniform_": lambda device: torch.empty(1).uniform_(0, 1).item() < 0.1,
+    "uniform_, one for each layer": lambda device: torch.empty(256).uniform_()[3] < 0.1,
     "between others": lambda device: torch.empty(1).uniform_(3, to=5) < 3.2,
     "bernoulli": lambda device: torch.bernoulli(torch.tensor(0.1)),
     "bernoulli, a number": lambda device: torch.bernoulli(torch.tensor(0.1)).item(),
@@ -117,6 +118,7 @@ def test_C4_a_number_that_is_drawn_is_taken_for_the_middle_or_the_likelier_one()
         part[:1].uniform_(0, 1)
         assert part.tolist() == [1e-12] * 4  # of what lies beside others nothing is said
         assert torch.rand(2, dtype=torch.float64).tolist() == [1e-12, 1e-12]
+        assert set(torch.empty(257, dtype=torch.float64).uniform_().tolist()) == {1e-12}
         bits = torch.empty(64, dtype=torch.bool).bernoulli_(0.5)
         assert 0 < bits.sum().item() < 64, "booleans are drawn"
 

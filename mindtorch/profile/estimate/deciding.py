@@ -32,6 +32,7 @@ __all__ = [
     "uniform", "uniform_of",
 ]  # fmt: skip
 
+_LAYERS = 256  # of a model, at most
 VOCABULARY = 1000  # candidates: so many are tokens, not experts
 _equal = WeakIdKeyDictionary()  # results of comparisons with unknown values that say which integers are equal
 _rows = WeakIdKeyDictionary()  # masks of which a part is unknown: which rows they keep where that part keeps all
@@ -229,14 +230,16 @@ def draw(call: int, info: Any, inputs: list[Any], results: list[Any], values: li
     """A single number that is drawn between two bounds is taken for the middle; one of two for the likelier one. False
     where the call draws no floating-point numbers.
 
-    By such a number programs leave out layers, one time in ten: they are there, then.
+    By such a number programs leave out layers, one time in ten: they are there, then. So they are where `uniform_`
+    draws one for each of them.
     """
     made = results[0] if results else inputs[0]
     if not made.dtype.is_floating_point:
         return False
     if not results:
         lose(made)
-    if made.numel() == 1 and assumptions.number() is None:
+    each = info.name == "aten::uniform_" and made.dim() == 1 and made.numel() <= _LAYERS
+    if (made.numel() == 1 or each) and assumptions.number() is None:
         _drawn(call, info, inputs, made, values)
     return True
 
