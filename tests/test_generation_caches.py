@@ -30,11 +30,11 @@ def test_C2_the_time_of_looking_at_calls_is_not_the_programs(monkeypatch: pytest
         return slow
 
     with torch.no_grad(), Profiler(whole=True) as seen:
+        generate(Model(), "cpu")  # what is done before the first call has begun is part of the start-up
         monkeypatch.setattr(generation, "_phase", slowly(generation._phase))  # what is done before it is timed
         monkeypatch.setattr(generation, "_wrote", slowly(generation._wrote))
         generate(Model(), "cpu")
-    # Of four calls; before the first one has begun, it is part of the start-up, unless other tests have done that.
-    assert seen.report()["totals"]["overhead_s"] >= (4 * 2 - 1) * 0.05
+    assert seen.report()["totals"]["overhead_s"] >= 4 * 2 * 0.05
 
 
 def test_L12_tokens_that_are_gone_are_forgotten() -> None:
