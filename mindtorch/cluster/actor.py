@@ -48,6 +48,9 @@ class Actor:
             torch.set_num_threads(threads)
         return os.getpid(), ray.get_runtime_context().get_node_id(), machine()
 
+    def is_there(self) -> None:
+        """Answer."""
+
     def part(self, data: bytes) -> None:
         """The next of a message that does not go with one call."""
         self._come += data
@@ -89,6 +92,11 @@ class Actor:
             held = self._parcels.setdefault(ticket, bytearray())
             assert isinstance(held, bytearray)
             held += part
+
+    def put_aside_only(self, tickets: list[int]) -> None:
+        """Forget what else is put aside for other workers."""
+        for ticket in self._parcels.keys() - set(tickets):
+            del self._parcels[ticket]
 
     def save(self, path: str, described: bytes) -> str:
         """Write a checkpoint (`worker_files.write`). Why that failed; empty if it did not."""

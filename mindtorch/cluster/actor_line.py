@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import queue
@@ -42,6 +41,8 @@ class Line:
         self._over = False  # and it gets no more
         self._lost: str | None = None
         self._deaf = False  # does nobody listen any more?
+        self._kept: dict[int, list[Any]] | None = {}  # what others gave, in parts, by ticket; None: an heir has it
+        self._handing = threading.Lock()
         self._upwards = threading.Thread(target=self._up, daemon=True)
 
     def start(self) -> None:
@@ -57,7 +58,8 @@ class Line:
             while True:
                 number, message = stream.receive()
                 if not number:
-                    self._bring(**json.loads(message))
+                    told = json.loads(message)
+                    getattr(self, f"_{told.pop('do')}")(**told)
                     continue
                 size = len(message)
                 with self._room:
@@ -80,26 +82,71 @@ class Line:
             self._over = True
             self._room.notify_all()
 
-    def _bring(self, actor: int, after: int, ticket: int, nbytes: int) -> None:
-        """Let the actor have what another one gives with its message number ``after``, straight from there."""
-        there = self._lines[actor]
-        there._until_fired(after)
+    def _bring(self, actor: int, after: int, ticket: int, nbytes: int, keep: bool, again: bool) -> None:
+        """Let the actor have what another one gives with its message number ``after``, straight from there.
+
+        actor: 0: what is kept. again: where the other one has ended, end this, too: both can be rebuilt, it comes then.
+        """
         import ray
 
-        # If one of the two has ended, its next reply says so; what did not come is missed where it is to be taken.
-        with contextlib.suppress(ray.exceptions.RayError):
-            self._hand(there._actor, ticket, nbytes, there)
+        there = self._lines[actor] if actor else self
+        if actor:
+            there._until_fired(after)
+        with self._handing:
+            if self._kept is None:
+                return
+            kept = self._kept.setdefault(ticket, []) if keep else None
+            try:
+                self._hand(there._actor if actor else None, ticket, nbytes, there, kept)
+            except ray.exceptions.RayError:
+                # If it is this one, its next reply says so; what did not come is missed where it is to be taken.
+                if actor and there.why_ended():
+                    self._kept.pop(ticket, None)
+                    if again:
+                        self._end(ConnectionError("waited for what a worker that has ended was to give"))
 
-    def _hand(self, giver: Any, ticket: int, nbytes: int, there: Line) -> None:
-        """A parcel of another actor's, in parts. there: whose process may be found stopped meanwhile, besides this."""
-        parts: list[Any] = []
-        for begin in range(0, max(nbytes, 1), PART):
-            part = giver.parcel.remote(ticket, begin, begin + PART >= nbytes)
-            parts.append(self._actor.bring.remote(ticket, part))
-            if len(parts) == _PARTS:
-                self._come(parts.pop(0), there)
-        for ref in parts:
+    def _hand(self, giver: Any, ticket: int, nbytes: int, there: Line, kept: list[Any] | None = None) -> None:
+        """A parcel of another actor's, in parts. there: whose process may be found stopped meanwhile, besides this.
+
+        kept: parts that have come from there already; gets the others. giver: None: there are no others.
+        """
+        coming: list[Any] = []
+        for number, begin in enumerate(range(0, max(nbytes, 1), PART)):
+            if kept is not None and number < len(kept):
+                part = kept[number]
+            elif giver is None:
+                return
+            else:
+                part = giver.parcel.remote(ticket, begin, begin + PART >= nbytes)
+                if kept is not None:
+                    kept.append(part)
+            coming.append(self._actor.bring.remote(ticket, part))
+            del part
+            if len(coming) == _PARTS:
+                self._come(coming.pop(0), there)
+        for ref in coming:
             self._come(ref, there)
+
+    def inherit(self, line: Line) -> None:
+        """Keep what another one kept, which is of no use any more."""
+        with line._handing:
+            self._kept, line._kept = line._kept, None
+
+    def _keep_no_parcels(self) -> None:
+        if self._kept:
+            self._kept.clear()
+
+    def _put_aside_only(self, tickets: list[int]) -> None:
+        self._actor.put_aside_only.remote(tickets)
+
+    def why_ended(self) -> str:
+        """Empty if it has not; asks it, which waits until what it does is done."""
+        if self._lost is None:
+            try:
+                self._wait_for(self._actor.is_there.remote())
+            except Exception as error:  # noqa: BLE001 - told to the program
+                self._end(error)
+        return self._lost or ""
 
     def feeder(self, path: list[str] | None, source: str, args: bytes, seed: int) -> tuple[Any, str]:
         """An actor beside this one, which calls a function that gives batches; why it could not, else an empty text."""

@@ -162,7 +162,7 @@ class Broker:
 
     def _actor(
         self, fd: int, number: int, device: str, seconds: float, room: int | None, part: int,
-        bundle: dict[str, float] | None, name: str | None, threads: int | None,
+        bundle: dict[str, float] | None, name: str | None, threads: int | None, heir_of: int | None,
     ) -> dict[str, Any]:  # fmt: skip
         import ray
 
@@ -198,9 +198,14 @@ class Broker:
         if its is not None:
             its.enter()
         line = Line(fd, made, process, node, there == machine() != "", self._runtime, self._lines, its)
+        if heir_of is not None:
+            line.inherit(self._lines[heir_of])
         self._lines[number] = line
         line.start()
         return {"process": process, "node": node[:8]}
+
+    def _why_ended(self, actor: int) -> dict[str, Any]:
+        return {"why": self._lines[actor].why_ended()}
 
     def _save(self, fd: int, actor: int, after: int, path: str) -> dict[str, Any]:
         """Have a checkpoint written of what the actor has put aside by a message. ``fd``: of what describes it."""

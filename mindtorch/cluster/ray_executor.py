@@ -21,8 +21,8 @@ from ..base.errors import MaterializationError, SessionLost, UsageError
 from ..base.resources import Resources
 from ..engine.execute import values
 from ..engine.remote.client import RemoteExecutor
-from ..engine.remote.exchange import Send
-from ..engine.remote.lineage import Lineage
+from ..engine.remote.exchange import Repeat
+from ..engine.remote.lineage import Lineage, Parcel
 from ..engine.remote.mirrors import view
 from ..engine.remote.one_thread import one_thread_at_a_time
 from ..engine.remote.pipe import Child, StreamExecutor
@@ -63,6 +63,7 @@ class RayExecutor(StreamExecutor):
     _child: _Actor
 
     def __init__(self, link: Link, device: str = "cpu", actor: _Actor | None = None, lineage: int = 0) -> None:
+        self._given: weakref.WeakValueDictionary[int, _Given] = weakref.WeakValueDictionary()  # not taken yet
         child = _Actor(link, device, Place()) if actor is None else actor
         child.wait()
         if child.place.threads is not None:
@@ -73,10 +74,11 @@ class RayExecutor(StreamExecutor):
             self._lineage = Lineage(lineage)
             self.stats["rebuilt"] = 0
 
-    def _renewed(self) -> Send | None:
+    # ---- a worker that is lost ---------------------------------------------------------------------------------------
+    def _renewed(self) -> Repeat | None:
         lost = self._child
         try:
-            child = _Actor(lost.link, lost._device, lost.place)
+            child = _Actor(lost.link, lost._device, lost.place, heir_of=lost.number)
             child.wait()
         except (UsageError, SessionLost):
             return None
@@ -84,12 +86,33 @@ class RayExecutor(StreamExecutor):
         self.stats["process"] = child.pid or 0
         lost.end()
 
-        def send(message: bytearray) -> bytes | None:
+        def send(message: bytearray, parcels: Sequence[Parcel]) -> bytes | None:
+            for ticket, nbytes in parcels:
+                child.bring(ticket, nbytes, keep=True)
             reply = child.send(message)
             child.keep([])
             return reply
 
         return send
+
+    def _again(self, error: Exception) -> bool:
+        if not super()._again(error):
+            return False
+        self._child.put_aside_only([*self._given])  # of what it gave once more, others have taken the rest
+        for giver in {parcel.giver for message in self._line for parcel in message.parcels}:
+            giver._see()
+        return True
+
+    def _see(self) -> None:
+        """Rebuild the worker now if it has ended, although nobody waits for a reply."""
+        if self._lost is None and (why := self._child.why_ended()):
+            with contextlib.suppress(SessionLost):  # which is told to those that ask this one
+                self._again(ConnectionError(why))
+
+    def _no_lineage(self) -> None:
+        if self._lineage is not None and self._lineage.complete:
+            super()._no_lineage()
+            self._child.keep_no_parcels()
 
     @property
     def process(self) -> int | None:
@@ -104,16 +127,16 @@ class RayExecutor(StreamExecutor):
         """From one actor to another, where both are of one cluster: not by way of the program."""
         if not isinstance(other, RayExecutor) or other._child.link is not self._child.link:
             return super().take_from(other, values)
-        for executor in (self, other):
-            executor._no_lineage()
         tickets = [next(_tickets) for _ in values]
-        after = other._give([other._mirrors.number_of(value) for value in values], tickets)
-        return [self._take_one(other, value, after, ticket) for value, ticket in zip(values, tickets, strict=True)]
+        message = other._give([other._mirrors.number_of(value) for value in values], tickets)
+        return [self._take_one(other, value, message, ticket) for value, ticket in zip(values, tickets, strict=True)]
 
-    def _take_one(self, other: RayExecutor, value: torch.Tensor, after: int, ticket: int) -> torch.Tensor:
+    def _take_one(self, other: RayExecutor, value: torch.Tensor, message: Any, ticket: int) -> torch.Tensor:
         nbytes, number = value.untyped_storage().nbytes(), self._mirrors.fresh()
         made = self._mirrors.whole(nbytes, number)
-        self._child.bring(other._child, after, ticket, nbytes)
+        parcel = other._given[ticket] = _Given(other, message, ticket, nbytes)
+        self._line[-1].parcels.append(parcel)
+        self._bring_parcel(parcel)  # it comes while the program goes on
 
         def answer(failed: tuple[int, int] | None) -> None:
             if failed is not None:
@@ -124,8 +147,28 @@ class RayExecutor(StreamExecutor):
         self._ask("take", number, nbytes, ticket, answer=answer)
         return made
 
-    def _give(self, numbers: Sequence[int], tickets: Sequence[int]) -> int:
-        """Have storages put aside. The number of the message that says so, 0 if it has been answered."""
+    def _bring_parcels(self, message: Any) -> None:
+        for parcel in message.parcels:
+            if parcel.to is not self._child:  # the one that it was to go to is lost
+                self._bring_parcel(parcel)
+
+    def _bring_parcel(self, parcel: _Given) -> None:
+        giver = parcel.giver
+        after = giver._number_of(parcel.message)
+        keep, again = (each._lineage is not None and each._lineage.complete for each in (self, giver))
+        self._child.bring(parcel.ticket, parcel.nbytes, keep, giver._child, after, again)
+        parcel.to = self._child
+
+    def _number_of(self, message: Any) -> int:
+        """Of a message that gives something, at the child that there is now; 0 if it has been answered."""
+        if message not in self._line:
+            return 0
+        if not message.posted:  # to that child, which is new
+            self._post_all()
+        return self._child.number_of(message.encoded())
+
+    def _give(self, numbers: Sequence[int], tickets: Sequence[int]) -> Any:
+        """Have storages put aside. The message that says so."""
         self._take()
         message = self._line[-1]
         for number, ticket in zip(numbers, tickets, strict=True):
@@ -133,7 +176,7 @@ class RayExecutor(StreamExecutor):
         self._send_on()
         if message in self._line and not message.posted:
             self._exchange()  # the sides did not know each other yet
-        return self._child.number_of(message.encoded()) if message in self._line else 0
+        return message
 
     def _failure(self, number: int) -> MaterializationError:
         """Which it was, once all replies have come; 0: what this one gave has not arrived."""
@@ -171,7 +214,7 @@ class RayExecutor(StreamExecutor):
             rows = [(numbers[number], *rest) for number, *rest in described]
             told = _dumped((tree, rows, tickets), "save")
             self._no_lineage()
-            after = self._give(list(numbers), tickets)
+            after = self._number_of(self._give(list(numbers), tickets))
             self._of_a_file("save", told, path, after=after)
 
     def load(self, path: str, index: int = 0) -> Any:
@@ -241,10 +284,6 @@ class RayExecutor(StreamExecutor):
         if failed is not None:
             self._failures[failed[0]] = MaterializationError("values from the worker's machine did not arrive")
 
-    def _no_lineage(self) -> None:
-        if self._lineage is not None:
-            self._lineage.drop()  # what crosses besides is in no message
-
     def _of_a_file(self, do: str, data: bytes, path: str, **told: int) -> bytes:
         """Descriptions go through a file in memory: they may be longer than a message of the broker's."""
         if not isinstance(path, str):
@@ -308,16 +347,29 @@ def _answered(link: Link, number: int, do: str, what: str = "") -> dict[str, Any
     return answer
 
 
-class _Actor(Child):
-    """The actor, and the socket by which messages get to it: the broker is at the other end."""
+class _Given:
+    """What one worker gives with a message, and another takes."""
 
-    def __init__(self, link: Link, device: str, place: Place) -> None:
+    def __init__(self, giver: RayExecutor, message: Any, ticket: int, nbytes: int) -> None:
+        self.giver, self.message, self.ticket, self.nbytes = giver, message, ticket, nbytes
+        self.to: _Actor | None = None  # that it was told to be brought to
+
+
+class _Actor(Child):
+    """The actor, and the socket by which messages get to it: the broker is at the other end.
+
+    heir_of: the number of the one that it is for; it has what that one's broker kept.
+    """
+
+    def __init__(self, link: Link, device: str, place: Place, heir_of: int | None = None) -> None:
         super().__init__(device)
         self.node = ""
         self.link, self.place = link, place
         ours, theirs = socket.socketpair()
         with theirs:
-            self.number = self.link.ask("actor", fd=theirs.fileno(), device=device, seconds=_BEGINS, **place._asdict())
+            self.number = self.link.ask(
+                "actor", fd=theirs.fileno(), device=device, seconds=_BEGINS, heir_of=heir_of, **place._asdict()
+            )
         self._socket = ours
         self.close: Any = weakref.finalize(self, _close, ours, os.getpid())
 
@@ -331,10 +383,30 @@ class _Actor(Child):
         """Of one that was sent."""
         return self._begun().ask(message)
 
-    def bring(self, other: _Actor, after: int, ticket: int, nbytes: int) -> None:
-        """Let what the other one gives with a message be here before the next message."""
-        told = {"actor": other.number, "after": after, "ticket": ticket, "nbytes": nbytes}
-        self._begun().put(json.dumps(told).encode(), 0)
+    def bring(
+        self, ticket: int, nbytes: int, keep: bool, giver: _Actor | None = None, after: int = 0, again: bool = False
+    ) -> None:
+        """Let what the giver puts aside with its message number ``after`` be here before the next message.
+
+        giver: None: it is kept already. keep: for an heir of this one. again: can the giver be rebuilt if it is lost?
+        """
+        actor = 0 if giver is None else giver.number
+        self._tell("bring", actor=actor, after=after, ticket=ticket, nbytes=nbytes, keep=keep, again=again)
+
+    def put_aside_only(self, tickets: list[int]) -> None:
+        """Nobody will want anything else of what was put aside."""
+        self._tell("put_aside_only", tickets=tickets)
+
+    def keep_no_parcels(self) -> None:
+        """There will be no heir."""
+        self._tell("keep_no_parcels")
+
+    def _tell(self, do: str, **told: Any) -> None:
+        self._begun().put(json.dumps({"do": do, **told}).encode(), 0)
+
+    def why_ended(self) -> str:
+        """Empty if it has not. Waits until what it does is done."""
+        return str(self.link.answer(self.link.ask("why_ended", actor=self.number), _DISK)["why"])
 
     def send(self, message: bytearray) -> bytes | None:
         reply = super().send(message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -128,8 +128,98 @@ def test_R4_other_replies_are_not_taken_for_the_same(rebuilt: RayExecutor, monke
     x = torch.rand(3).to(LAZY)
     assert 0 < x.sum().item() < 3
     assert rebuilt._lineage is not None and rebuilt._lineage._messages
-    message, _digest = rebuilt._lineage._messages[-1]
-    rebuilt._lineage._messages[-1] = message, b"another one"
+    message, _digest, parcels = rebuilt._lineage._messages[-1]
+    rebuilt._lineage._messages[-1] = message, b"another one", parcels
     end(rebuilt)
     with pytest.raises(mindtorch.MaterializationError, match="cannot be rebuilt bit for bit"):
         (x + 1).sum().item()
+
+
+# ---- copies between workers ------------------------------------------------------------------------------------------
+@pytest.fixture
+def two(link: Link) -> Iterator[mindtorch.SpreadExecutor]:
+    made = mindtorch.SpreadExecutor([RayExecutor(link, lineage=64 << 20) for _ in range(2)])
+    with using(made):
+        yield made
+    for executor in made.executors:
+        executor.close()  # type: ignore[attr-defined]
+
+
+def split_training(
+    first: str, second: str, between: Callable[[int, int], None]
+) -> tuple[list[float], list[torch.Tensor]]:
+    """A model on two workers; `between` is called with the step and how far that is."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(8, 30), nn.ReLU(), nn.Dropout(), nn.Linear(30, 16)).to(first)
+    head = nn.Linear(16, 2).to(second)
+    parameters = [*body.parameters(), *head.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=0.1)
+    x, y = torch.linspace(-1, 1, 32).view(4, 8).to(first), torch.tensor([0, 1, 1, 0]).to(second)
+    torch.manual_seed(1)
+    losses = []
+    for step in range(6):
+        between(step, 0)
+        loss = nn.functional.cross_entropy(head(body(x).to(second)), y)
+        between(step, 1)
+        optimizer.zero_grad()
+        loss.backward()
+        between(step, 2)
+        nn.utils.clip_grad_norm_(parameters, 0.5)
+        optimizer.step()
+        between(step, 3)
+        losses.append(loss.item())
+    return losses, [t.detach().cpu() for t in parameters]
+
+
+def ends(two: mindtorch.SpreadExecutor, when: dict[tuple[int, int], tuple[int, ...]]) -> Callable[[int, int], None]:
+    def between(step: int, part: int) -> None:
+        for which in when.get((step, part), ()):
+            end(two.executors[which])  # type: ignore[arg-type]
+
+    return between
+
+
+@pytest.mark.parametrize(
+    "when",
+    [{(2, 0): (0,), (4, 0): (1,)}, {(2, 1): (0, 1)}, {(1, 2): (1,), (3, 3): (0,), (4, 2): (1, 0)}],
+    ids=["each", "both", "again"],
+)
+def test_R4_either_of_two_workers_with_copies_between_them_is_rebuilt(
+    two: mindtorch.SpreadExecutor, when: dict[tuple[int, int], tuple[int, ...]]
+) -> None:
+    expected = split_training("cpu", "cpu", lambda *at: None)
+    found = split_training(LAZY, "remote_accelerator:1", ends(two, when))
+    assert found[0] == expected[0]
+    assert all(torch.equal(a, b) for a, b in zip(found[1], expected[1], strict=True))
+    assert two.stats["rebuilt"] >= sum(map(len, when.values()))
+
+
+def test_R4_what_a_worker_took_is_kept_though_its_giver_has_gone(two: mindtorch.SpreadExecutor) -> None:
+    """In several parts, and nothing of it is kept any more once the worker is not to be rebuilt."""
+    x = torch.arange(6_000_000.0, device=LAZY)
+    there = (x + 1).to("remote_accelerator:1")
+    assert there[-1].item() == 6_000_000
+    giver, taker = two.executors
+    assert isinstance(giver, RayExecutor) and isinstance(taker, RayExecutor)
+    giver._no_lineage()
+    end(giver)
+    end(taker)
+    assert there[[0, 3_000_000]].tolist() == [1, 3_000_001] and taker.stats["rebuilt"] == 1
+    with pytest.raises(mindtorch.MaterializationError, match="session lost"):
+        (x * 2).sum().item()
+
+
+def test_R4_what_two_workers_gave_counts_among_what_is_kept(link: Link) -> None:
+    small = [RayExecutor(link, lineage=100_000) for _ in range(2)]
+    with using(mindtorch.SpreadExecutor(small)):
+        x = torch.arange(1000.0, device=LAZY)
+        giver, taker = (executor._lineage for executor in small)
+        assert giver is not None and taker is not None
+        for time in range(30):
+            there = x.to("remote_accelerator:1")
+            assert (there + 1)[-1].item() == 1000
+            assert giver.complete and taker.complete is (taker._nbytes <= 100_000)
+            assert taker._nbytes > 4000 * (time + 1) or not taker.complete
+        assert not taker.complete
+    for executor in small:
+        executor.close()

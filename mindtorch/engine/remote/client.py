@@ -277,8 +277,8 @@ class RemoteExecutor(Session, SharedStorages):
                 Outcome(encoded, base, views, failures, without, lost).tell(self._mirrors, self._failures)
 
         timed = local.is_observed()
-        if timed and self._lineage is not None:
-            self._lineage.drop()  # times are never the same
+        if timed:
+            self._no_lineage()  # times are never the same
         settings = self._news("run")
         request = ("run", plan, base, positions, values, timed)
         segment.settle(made, self._line[-1].requests, [*settings, (request, answer)])

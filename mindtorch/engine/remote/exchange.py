@@ -12,7 +12,7 @@ from ...base.errors import MaterializationError, SessionLost
 from ...base.warned import relay
 from ..execute import ambient, values
 from . import hello, replies
-from .lineage import Lineage
+from .lineage import Lineage, Parcel
 from .wire import WireError, dumps, loads
 
 __all__ = ["Session", "again"]
@@ -28,6 +28,7 @@ _UNDER_WAY = 4  # messages that have been sent and are not waited for
 Entry = tuple[tuple, Callable[[Any], None] | None]  # a request, and who wants to know the answer
 Send = Callable[[bytearray], bytes | bytearray | None]
 Post = Callable[[bytearray], None]
+Repeat = Callable[[bytearray, Sequence[Parcel]], bytes | bytearray | None]
 
 
 class _Refused(ConnectionError):
@@ -37,7 +38,7 @@ class _Refused(ConnectionError):
 class _Message:
     """Requests that go together, and who wants to know the answers."""
 
-    __slots__ = ("answers", "awaited", "data", "nbytes", "posted", "requests", "sent")
+    __slots__ = ("answers", "awaited", "data", "nbytes", "parcels", "posted", "requests", "sent")
 
     def __init__(self) -> None:
         self.requests: list[Entry] = []
@@ -46,6 +47,7 @@ class _Message:
         self.posted = self.sent = False
         self.awaited = True  # does the program wait for the reply, or was it sent while that goes on?
         self.answers: list[Any] | None = None
+        self.parcels: list[Any] = []  # what other workers give, and this takes
 
     def greets(self) -> bool:
         return bool(self.requests) and self.requests[0][0][0] == "hello"
@@ -201,6 +203,7 @@ class Session:
         if self._post is not None and not self._line[0].greets():
             for message in self._line[:-1]:
                 if not (message.posted or message.sent):
+                    self._bring_parcels(message)
                     self._post(message.encoded())
                     message.posted = True  # not before: none must overtake one that a signal handler has held up
 
@@ -213,7 +216,9 @@ class Session:
             began = time.monotonic()
             reply = self._send(message.encoded())
             if reply is not None and self._lineage is not None:
-                self._lineage.add(message.encoded(), reply, time.monotonic() - began)
+                taken = [(parcel.ticket, parcel.nbytes) for parcel in message.parcels]
+                if not self._lineage.add(message.encoded(), reply, time.monotonic() - began, taken):
+                    self._no_lineage()
             return None if reply is None else self._opened(message, reply)
         except Exception as error:  # noqa: BLE001 - a signal handler raises through it, all else ends the session
             if self._again(error):
@@ -242,9 +247,17 @@ class Session:
         log.warning("%s; a new worker has repeated its %d messages, with the same results", error, len(lineage))
         return True
 
-    def _renewed(self) -> Send | None:
+    def _renewed(self) -> Repeat | None:
         """What asks another worker, which knows of nothing; None where there is none."""
         return None
+
+    def _no_lineage(self) -> None:
+        """What happens now is told by no message, or would not give the same once more: nothing is rebuilt any more."""
+        if self._lineage is not None:
+            self._lineage.drop()
+
+    def _bring_parcels(self, message: _Message) -> None:
+        """Have what a message takes from other workers be there before it."""
 
     def _broken(self, error: Exception) -> NoReturn:
         """An exchange did not come to its end: for good, unless a signal handler is why."""
