@@ -109,8 +109,11 @@ class RayExecutor(StreamExecutor):
             with contextlib.suppress(SessionLost):  # which is told to those that ask this one
                 self._again(ConnectionError(why))
 
+    def _may_be_rebuilt(self) -> bool:
+        return self._lineage is not None and self._lineage.complete
+
     def _no_lineage(self) -> None:
-        if self._lineage is not None and self._lineage.complete:
+        if self._may_be_rebuilt():
             super()._no_lineage()
             self._child.keep_no_parcels()
 
@@ -155,8 +158,8 @@ class RayExecutor(StreamExecutor):
     def _bring_parcel(self, parcel: _Given) -> None:
         giver = parcel.giver
         after = giver._number_of(parcel.message)
-        keep, again = (each._lineage is not None and each._lineage.complete for each in (self, giver))
-        self._child.bring(parcel.ticket, parcel.nbytes, keep, giver._child, after, again)
+        keep = self._may_be_rebuilt()
+        self._child.bring(parcel.ticket, parcel.nbytes, keep, giver._child, after, keep and giver._may_be_rebuilt())
         parcel.to = self._child
 
     def _number_of(self, message: Any) -> int:
@@ -388,7 +391,7 @@ class _Actor(Child):
     ) -> None:
         """Let what the giver puts aside with its message number ``after`` be here before the next message.
 
-        giver: None: it is kept already. keep: for an heir of this one. again: can the giver be rebuilt if it is lost?
+        giver: None: it is kept already. keep: for an heir of this one. again: can both be rebuilt if they are lost?
         """
         actor = 0 if giver is None else giver.number
         self._tell("bring", actor=actor, after=after, ticket=ticket, nbytes=nbytes, keep=keep, again=again)
