@@ -87,6 +87,11 @@ def test_R4_faults_at_any_time_give_the_right_numbers_or_one_error(link: Link, p
                 blow.join()
             for worker in executors:
                 worker.close()
+            told = False
+            while not told:  # what was lost besides is for this run, too
+                with contextlib.suppress(mindtorch.MaterializationError):
+                    mindtorch.flush("test")
+                    told = True
     print(ends)
 
 
