@@ -36,8 +36,11 @@ class _Target:
     last: Callable[[], Any] = lambda: None
 
 
-def _tag(storage: Any) -> None:
-    return None  # lazy tensors are saved as plain ones
+def _tag(storage: Any) -> str | None:
+    """What a file says of where a storage was: recorded tensors are saved as plain ones, but of a program that calls
+    their device cuda, which is to find them there again.
+    """
+    return getattr(storage, tensors.SAVED_FROM, None)
 
 
 def _restore(storage: Any, location: str) -> Any:

@@ -266,6 +266,10 @@ def test_C9_what_is_said_of_cuda_means_remote_accelerator(runs):
                 optimizer.zero_grad()
         torch.save(x, "x.pt")
         assert torch.load("x.pt", map_location="cuda").is_cuda and torch.load("x.pt", map_location=device).is_cuda
+        assert torch.load("x.pt").is_cuda and torch.load("x.pt", map_location={"cuda:0": "cpu"}).device.type == "cpu"
+        torch.save({"all": model, "view": x[0], "here": x.cpu()}, "model.pt")
+        loaded = torch.load("model.pt", weights_only=False)
+        assert torch.equal(loaded["all"](x), model(x)) and loaded["view"].is_cuda and not loaded["here"].is_cuda
         with torch.cuda.stream(torch.cuda.Stream()):
             assert (x * 2).is_cuda
         state = torch.cuda.get_rng_state()

@@ -172,7 +172,13 @@ class LazyTensor(RecordedTensor):
         with Unseen():
             (value,) = values.read([self], "pickle", whole=True)  # what shares memory is saved as sharing it
             plain = classes.as_saved(self, value.detach() if value.device.type == "cpu" else value.cpu())
+            if where("cuda") is RECORDED and plain.layout is torch.strided:
+                setattr(plain.untyped_storage(), SAVED_FROM, f"cuda:{self.device.index}")
         return plain.__reduce_ex__(protocol)
+
+
+#: An attribute of a storage that is being saved: what the program calls its device, where that is a name of torch's.
+SAVED_FROM = "_mindtorch_saved_from"
 
 
 class LazyParameter(LazyTensor, torch.nn.Parameter):
