@@ -61,6 +61,7 @@ class RayExecutor(StreamExecutor):
     """
 
     _child: _Actor
+    _hands_out = False  # a reply that says that what another one gave has failed there
 
     def __init__(self, link: Link, device: str = "cpu", actor: _Actor | None = None, lineage: int = 0) -> None:
         self._given: weakref.WeakValueDictionary[int, _Given] = weakref.WeakValueDictionary()  # not taken yet
@@ -144,7 +145,11 @@ class RayExecutor(StreamExecutor):
         def answer(failed: tuple[int, int] | None) -> None:
             if failed is not None:
                 here, there = failed
-                self._failures[here] = other._failure(there)
+                self._hands_out = True
+                try:
+                    self._failures[here] = other._failure(there)
+                finally:
+                    self._hands_out = False
                 self._epochs[0] = here
 
         self._ask("take", number, nbytes, ticket, answer=answer)
@@ -166,8 +171,8 @@ class RayExecutor(StreamExecutor):
         """Of a message that gives something, at the child that there is now; 0 if it has been answered."""
         if message not in self._line:
             return 0
-        if not message.posted:  # to that child, which is new
-            self._post_all()
+        if not message.posted:  # to that child, which is new; those after it may take what is given later
+            self._post_all(last=message)
         return self._child.number_of(message.encoded())
 
     def _give(self, numbers: Sequence[int], tickets: Sequence[int]) -> Any:
@@ -183,7 +188,7 @@ class RayExecutor(StreamExecutor):
 
     def _failure(self, number: int) -> MaterializationError:
         """Which it was, once all replies have come; 0: what this one gave has not arrived."""
-        if number not in self._failures:
+        if number not in self._failures and not self._hands_out:  # else the one that asks was asked by this one
             with contextlib.suppress(MaterializationError):
                 self._exchange(every=True)
         return (

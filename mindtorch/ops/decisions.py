@@ -6,7 +6,18 @@ from typing import Any
 
 import torch
 
-__all__ = ["ARITHMETIC", "DRAWN", "ELEMENT_WISE", "NAMES", "NUMBERS", "REDUCING", "ROUTING", "UNSCALE", "asked"]
+__all__ = [
+    "ARITHMETIC",
+    "DRAWN",
+    "ELEMENT_WISE",
+    "JOINING",
+    "NAMES",
+    "NUMBERS",
+    "REDUCING",
+    "ROUTING",
+    "UNSCALE",
+    "asked",
+]
 
 ELEMENT_WISE = frozenset(f"aten::{name}" for name in (
     "isfinite isnan isinf isneginf isposinf eq ne lt le gt ge logical_and logical_or logical_xor logical_not "
@@ -21,12 +32,14 @@ UNSCALE = "aten::_amp_foreach_non_finite_check_and_unscale_"
 ARITHMETIC = frozenset(f"aten::{name}{where}" for where in ("", "_") for name in (
     "add sub rsub mul neg abs cumsum clamp clamp_min clamp_max minimum maximum"
 ).split())  # fmt: skip
+#: Of integers: what is known of each part is known of the whole.
+JOINING = frozenset({"aten::cat", "aten::stack", "aten::constant_pad_nd"})
 #: Of single numbers that are no integers, beside those: times and steps of solvers, ratios of norms.
 NUMBERS = ARITHMETIC - {"aten::cumsum", "aten::cumsum_"} | frozenset(f"aten::{name}{where}" for where in ("", "_") for
     name in "div reciprocal pow sqrt rsqrt square exp".split()) | {"aten::min", "aten::max"}  # fmt: skip
 #: Floating-point numbers between bounds, or one of two, drawn at random.
 DRAWN = frozenset(f"aten::{name}" for name in "rand rand_like uniform uniform_ bernoulli bernoulli_".split())
-NAMES = DRAWN | ELEMENT_WISE | REDUCING | ROUTING | ARITHMETIC | NUMBERS | {UNSCALE}
+NAMES = DRAWN | ELEMENT_WISE | REDUCING | ROUTING | ARITHMETIC | JOINING | NUMBERS | {UNSCALE}
 
 
 def asked(name: str, made: list[Any]) -> bool:
@@ -36,8 +49,10 @@ def asked(name: str, made: list[Any]) -> bool:
     dtype = made[0][0]
     if name == "aten::mul" and dtype is torch.bool:
         return True
-    if name not in ARITHMETIC and name not in NUMBERS:
+    if name not in ARITHMETIC and name not in NUMBERS and name not in JOINING:
         return True
     if dtype.is_floating_point:
         return name in REDUCING or (name in NUMBERS and made[0][1].numel() == 1)
-    return name in REDUCING or (name in ARITHMETIC and dtype is not torch.bool and not dtype.is_complex)
+    return name in REDUCING or (
+        (name in ARITHMETIC or name in JOINING) and dtype is not torch.bool and not dtype.is_complex
+    )

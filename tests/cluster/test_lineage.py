@@ -194,6 +194,32 @@ def test_R4_either_of_two_workers_with_copies_between_them_is_rebuilt(
     assert two.stats["rebuilt"] >= sum(map(len, when.values()))
 
 
+def test_R4_both_are_rebuilt_where_each_waits_for_what_the_other_is_to_give(two: mindtorch.SpreadExecutor) -> None:
+    """There and back in messages that nobody has an answer to yet: each goes before the next that takes from it."""
+    x = torch.arange(3.0, device=LAZY)
+    assert x.to("remote_accelerator:1").tolist() == [0, 1, 2]
+    for executor in two.executors:
+        end(executor)  # type: ignore[arg-type]
+    for _ in range(4):
+        x = ((x + 1).to("remote_accelerator:1") * 2).to(LAZY)
+    assert x.tolist() == [30, 46, 62] and two.stats["rebuilt"] == 2
+
+
+def test_R4_one_that_cannot_be_rebuilt_fails_with_all_that_goes_there_and_back(link: Link) -> None:
+    """Each asks the other why that failed."""
+    executors = [RayExecutor(link, lineage=lineage) for lineage in (64 << 20, 0)]
+    with using(mindtorch.SpreadExecutor(executors)):
+        x = torch.arange(3.0, device=LAZY)
+        assert x.to("remote_accelerator:1").tolist() == [0, 1, 2]
+        end(executors[0])
+        for _ in range(3):
+            x = ((x + 1).to("remote_accelerator:1") * 2).to(LAZY)
+        with pytest.raises(mindtorch.MaterializationError, match="did not arrive|session lost: the worker"):
+            x.tolist()
+    for executor in executors:
+        executor.close()
+
+
 def test_R4_what_a_worker_took_is_kept_though_its_giver_has_gone(two: mindtorch.SpreadExecutor) -> None:
     """In several parts, and nothing of it is kept any more once the worker is not to be rebuilt."""
     x = torch.arange(6_000_000.0, device=LAZY)

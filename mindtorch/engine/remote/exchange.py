@@ -198,14 +198,16 @@ class Session:
                 self._hello = None
             line.append(_Message())
 
-    def _post_all(self) -> None:
-        """Send what is sealed. Nothing before the sides know each other."""
+    def _post_all(self, last: _Message | None = None) -> None:
+        """Send what is sealed, up to the ``last`` if that is one of them. Nothing before the sides know each other."""
         if self._post is not None and not self._line[0].greets():
             for message in self._line[:-1]:
                 if not (message.posted or message.sent):
                     self._bring_parcels(message)
                     self._post(message.encoded())
                     message.posted = True  # not before: none must overtake one that a signal handler has held up
+                if message is last:
+                    return
 
     def _answers_to(self, message: _Message) -> list[Any] | None:
         if message.sent and not self._resumes:

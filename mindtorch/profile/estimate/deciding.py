@@ -24,7 +24,7 @@ from ..._ext import lazy as _core
 from ...devices import mode
 from ...engine.record.predict import MOST_KNOWN, little
 from ...ops import about
-from ...ops.decisions import ARITHMETIC, NUMBERS, REDUCING, ROUTING
+from ...ops.decisions import ARITHMETIC, JOINING, NUMBERS, REDUCING, ROUTING
 from . import assumptions, waiting_loops
 
 __all__ = [
@@ -278,6 +278,9 @@ def decide(call: int, info: Any, inputs: list[Any], results: list[Any], values: 
             return _calculate(call, info, inputs, made, values)
     elif info.name in ARITHMETIC and made.dtype is not torch.bool:
         return _carry(call, info, inputs, results, values)
+    elif info.name in JOINING:
+        _join(info, inputs, made, values)
+        return False
     if results:
         _decide(call, info, inputs, results, values)
     return False
@@ -341,6 +344,17 @@ def _carry(call: int, info: Any, inputs: list[Any], results: list[Any], values: 
         for i, t in enumerate(inputs):
             values[i] = assumptions.full(t, info.name, value=found[i]) if values[i] is None else values[i]
     return False
+
+
+def _join(info: Any, inputs: list[Any], made: Any, values: list[Any]) -> None:
+    """What was decided joins what is known: the tokens of a sequence, some of which were chosen."""
+    found = [uniform(t) for t in inputs]
+    if any(v is None and f is None for v, f in zip(values, found, strict=True)):
+        return
+    if all(little(t.dtype, t.numel()) for t in (*inputs, made)):
+        for i, t in enumerate(inputs):
+            if values[i] is None:
+                values[i] = torch.full(t.shape, found[i], dtype=t.dtype, device="cpu")
 
 
 def _calculate(call: int, info: Any, inputs: list[Any], made: Any, values: list[Any]) -> bool:
