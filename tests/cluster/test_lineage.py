@@ -214,7 +214,7 @@ def test_R4_one_that_cannot_be_rebuilt_fails_with_all_that_goes_there_and_back(l
         end(executors[0])
         for _ in range(3):
             x = ((x + 1).to("remote_accelerator:1") * 2).to(LAZY)
-        with pytest.raises(mindtorch.MaterializationError, match="did not arrive|session lost: the worker"):
+        with pytest.raises(mindtorch.MaterializationError, match=r"did not arrive|session lost: the worker"):
             x.tolist()
     for executor in executors:
         executor.close()
