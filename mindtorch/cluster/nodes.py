@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import signal
 import subprocess
 import sys
 import time
@@ -136,9 +135,11 @@ def _wait(process: subprocess.Popen[bytes], said: Any, host: str, port: int | No
 
 
 def _end(process: subprocess.Popen[bytes], folder: str) -> None:
-    """End the daemons, which are of the process's session, and whatever they have started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
+    """End the daemons, which are of the process's session, and whatever they have started.
+
+    ``ray start`` ends its daemons in an order; if all get the signal at once, they wait for each other.
+    """
+    process.terminate()
     try:
         process.wait(10)
     except subprocess.TimeoutExpired:

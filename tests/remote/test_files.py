@@ -14,7 +14,7 @@ import mindtorch
 from mindtorch.base import mapped
 from mindtorch.engine.remote.client import RemoteExecutor
 from mindtorch.engine.remote.contents import digest_of
-from mindtorch.engine.remote.progress import Progress
+from mindtorch.engine.remote.progress import Progress, Waiting
 from mindtorch.engine.remote.wire import dumps, loads
 
 from ..executors import greeted
@@ -147,3 +147,25 @@ def test_R2_what_takes_long_to_cross_is_shown(monkeypatch: pytest.MonkeyPatch) -
         moved += 8 << 20
         progress.see(moved)
     assert not plain.getvalue()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_R2_what_is_waited_for_is_shown_and_said_once_in_a_log(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(shown, "isatty", lambda: terminal)
+    now = [100.0]
+    monkeypatch.setattr("sys.stderr", shown)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    said = []
+    with Waiting("waiting for room") as waiting:
+        for second in range(30):
+            waiting.what = f"waiting for room: {second} s"
+            waiting.show()
+            said.append(shown.getvalue())
+            now[0] += 1
+    if terminal:
+        assert (
+            said[0] == "" and said[1] == "\r\x1b[Kwaiting for room: 1 s" and shown.getvalue().endswith("29 s\r\x1b[K")
+        )
+    else:
+        assert said[9] == "" and shown.getvalue() == said[10] == "genie: waiting for room: 10 s\n"

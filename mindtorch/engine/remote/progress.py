@@ -12,6 +12,7 @@ __all__ = ["Progress", "Waiting"]
 
 _AFTER = 1.0  # seconds of crossing, after which it is shown
 _EVERY = 0.2  # seconds
+_IN_A_LOG = 10.0  # seconds, after which it is written there
 _PAUSE = 1.0  # seconds without much, after which it is another crossing
 _MUCH = 1 << 20  # bytes
 
@@ -49,7 +50,10 @@ class Progress:
 
 
 class Waiting:
-    """Shows what is waited for, if that is something and takes more than a second, for the length of a block."""
+    """Shows what is waited for, if that is something and takes more than a second, for the length of a block.
+
+    Where no terminal is, as in a log, it says so once, after ten seconds.
+    """
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -59,7 +63,15 @@ class Waiting:
         return self
 
     def show(self) -> None:
-        if self.what and self.what != self._shown and time.monotonic() - self._began > _AFTER and is_watched():
+        waited = time.monotonic() - self._began
+        if not self.what or self.what == self._shown or waited < _AFTER:
+            return
+        if not is_watched():
+            if not self._shown and waited >= _IN_A_LOG:
+                self._shown = self.what
+                sys.stderr.write(f"genie: {self.what}\n")
+                sys.stderr.flush()
+        else:
             self._shown = self.what
             width = shutil.get_terminal_size().columns - 1  # of a longer line, only the last row could be cleared
             sys.stderr.write(f"\r\x1b[K{self.what[:width]}")
