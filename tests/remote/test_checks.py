@@ -150,6 +150,11 @@ def fetched(**other: object) -> list[tuple]:
     return [("upload", 1, bytes(16)), ("fetch", tuple(named.values()))]
 
 
+def parts(nbytes: int, begin: int) -> list[tuple]:
+    """Two bytes of a storage that is filled later."""
+    return [("reserve", 1, nbytes), ("fill", 1, begin, b"ab")]
+
+
 def called(base: int = 5, random: int = -1) -> list[tuple]:
     """A call by a worker."""
     return [UPLOAD, ("call", base, [DESCRIBED], RELU[0], (Reference(0),), {}, True, random)]
@@ -160,6 +165,10 @@ def called(base: int = 5, random: int = -1) -> list[tuple]:
     [
         ([("upload", (1 << 62) - 1, b"")], [("upload", 1 << 62, b"")], "number of a storage"),
         ([("upload", 1, b"")], [("upload", 0, b"")], "number of a storage, got 0"),
+        ([("reserve", 1, (1 << 48) - 1)], [("reserve", 1, 1 << 48)], "bytes in 0"),
+        ([("reserve", 1, 0)], [("reserve", 1, -1)], "bytes in 0"),
+        (parts(4, 2), parts(4, 3), "a part of the 4 bytes of storage 1, got 2 from 3"),
+        (parts(4, 0), parts(4, -1), "a part of the 4 bytes of storage 1, got 2 from -1"),
         ([("get_state", 127)], [("get_state", 128)], "a generator in 0..127, got 128"),
         ([("get_state", 0)], [("get_state", -1)], "a generator in 0..127, got -1"),
         ([("seed", 1, [0, 127])], [("seed", 1, [0, 128])], "a generator in 0..127, got 128"),

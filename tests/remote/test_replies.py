@@ -30,6 +30,10 @@ def read(value: torch.Tensor) -> object:
     return value.tolist()
 
 
+def uploaded(value: torch.Tensor) -> object:
+    return (value + torch.arange(100).to(LAZY)).tolist()
+
+
 def uniques(value: torch.Tensor) -> object:
     return value.unique().tolist()
 
@@ -71,6 +75,8 @@ def at(position: int, item: Any) -> Callable[[tuple], tuple]:
         ("call", uniques, at(1, ("tuple", "sys", [])), "return types, got 'sys'"),
         ("call", uniques, at(2, [(4, (1, torch.float32, (2,), (1,), 0, 0))]), "a tensor in 0..0, got 4"),
         ("call", uniques, lambda _answer: ("gone",), "got 'gone'"),
+        ("upload", uploaded, lambda _answer: (0, "no"), "a failure in 0.*got -1"),
+        ("upload", uploaded, lambda _answer: (1,), "expected 2 values"),
         ("get_state", state, lambda answer: answer[:-1], "the state of a generator"),
         ("get_state", state, lambda s: s[:8] + b"\x58\2" + s[10:16] + b"\x58\2" + s[18:], "the state of a generator"),
     ],

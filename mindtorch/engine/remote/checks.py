@@ -78,6 +78,17 @@ class Checks:
     def _upload(self, number: int, data: bytes) -> None:
         self._new(number, len(data))
 
+    def _reserve(self, number: int, nbytes: int) -> None:
+        within("bytes", nbytes, _MOST)
+        self._new(number, nbytes)
+
+    def _fill(self, number: int, begin: int, data: bytes) -> None:
+        nbytes = self._there(number)
+        if nbytes is None or not 0 <= begin <= nbytes - len(data):
+            raise WireError(
+                f"expected a part of the {nbytes} bytes of storage {number}, got {len(data)} from {begin} on"
+            )
+
     def _file(self, number: int, _path: str, offset: int, nbytes: int, digest: bytes) -> None:
         within("an offset", offset, _MOST)
         within("bytes", nbytes, _MOST)
@@ -282,6 +293,7 @@ _CHECKS: dict[str, tuple[Sequence[type], Callable[..., Any] | None]] = {
     "fetch": ((tuple,), Checks._tensor),
     "file": ((int, str, int, int, bytes), Checks._file),
     "forget": ((), Checks._forget),
+    "fill": ((int, int, bytes), Checks._fill),
     "free": ((list,), Checks._free),
     "get_generators": ((), None),
     "get_state": ((int,), Checks._generator),
@@ -289,6 +301,7 @@ _CHECKS: dict[str, tuple[Sequence[type], Callable[..., Any] | None]] = {
     "hello": ((object,), None),  # which looks itself
     "machine": ((), None),
     "plan": ((list, list, list), Checks._plan),
+    "reserve": ((int, int), Checks._reserve),
     "run": ((int, int, bytes, bytes, bool), Checks._run),
     "seed": ((int, list), Checks._seed),
     "seen": ((int,), None),

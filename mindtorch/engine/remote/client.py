@@ -23,11 +23,9 @@ from ...base.errors import MaterializationError
 from ...base.strides import contiguous, extent
 from ..execute import local, triggers
 from ..execute.machine import Machine
-from ..execute.mapped_files import file_of
 from ..execute.values import is_awaited
 from ..record.arguments import quiet, tensors_in
 from . import functions
-from .contents import Contents, digest_of
 from .exchange import Entry, Post, Send, Session, again
 from .failing import Outcome
 from .generator_states import DRAWING, GeneratorStates
@@ -39,6 +37,7 @@ from .replies import NEW_STORAGES, check_run
 from .sent_segments import SentSegments
 from .shared_storages import SharedStorages
 from .small_values import Known, comes_unasked
+from .uploads import Uploads
 from .wire import HERE, Reference, WireError, dumps
 from .worker import ERRORS
 
@@ -63,8 +62,7 @@ class RemoteExecutor(Session, SharedStorages):
         Session.__init__(self, send, post)
         self._went_on = 0  # waits, when the program last went on while something ran
         self._known = Known()
-        self._contents = Contents()
-        self._unseen: set[str] = set()  # files that the worker does not see
+        self._uploads = Uploads(self)
         self._mirrors = Mirrors(self._died)
         SharedStorages.__init__(self)
         self._told = SentSegments(self._ask)
@@ -157,26 +155,9 @@ class RemoteExecutor(Session, SharedStorages):
         number = self._mirrors.fresh()
         data = bytes_of(home)
         storage = self._mirrors.whole(len(data), number).untyped_storage()
-        digest = digest_of(data)
-        source = self._contents.source(digest)
-        if source is not None:
-            self._ask("copy", number, source)
-        elif not self._is_read_there(number, home, digest):
-            self._ask("upload", number, data, nbytes=64 + len(data))
-            self._known.put(number, data)
-        self._contents.put(number, digest)
-        self._tie(home, storage)
+        if self._uploads.send(number, home, data):
+            self._tie(home, storage)
         return storage
-
-    def _is_read_there(self, number: int, home: torch.UntypedStorage, digest: bytes) -> bool:
-        """Does the worker make this storage from a file that it sees, too?"""
-        path, offset = file_of(home) or ("", 0)
-        if not path or path in self._unseen:
-            return False
-        found = self._question("file", number, path, offset, home.nbytes(), digest)
-        if found is None:
-            self._unseen.add(path)
-        return bool(found)
 
     def _changed(self, number: int) -> None:
         """What is in a storage there may be other than what is known here."""
@@ -186,7 +167,7 @@ class RemoteExecutor(Session, SharedStorages):
     def _died(self, number: int) -> None:
         self._reads.forget(number)
         self._known.forget(number)
-        self._contents.forget(number)
+        self._uploads.contents.forget(number)
 
     def write(self, value: torch.Tensor, data: bytes) -> None:
         """Other contents for the whole storage of a value."""
@@ -200,9 +181,10 @@ class RemoteExecutor(Session, SharedStorages):
         self._take()
         number = self._mirrors.fresh()
         source = self._mirrors.number_of(value)
-        self._ask("copy", number, source)
+        nbytes = value.untyped_storage().nbytes()
+        self._uploads.copied(number, source, nbytes)
         self._known.copy(number, source)
-        return self._mirrors.whole(value.untyped_storage().nbytes(), number)
+        return self._mirrors.whole(nbytes, number)
 
     def take_from(self, other: RemoteExecutor, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copies of the whole storages of values that another one has, as bytes: by way of the program, at once."""
@@ -228,7 +210,7 @@ class RemoteExecutor(Session, SharedStorages):
         except BaseException:  # a signal handler's: some of what is known here may be ahead of what has been asked for
             self._told.forget()
             self._known.clear()
-            self._contents.clear()
+            self._uploads.contents.clear()
             raise
 
     def _submit(self, segment: Any, encoded: Encoded) -> None:
@@ -244,7 +226,7 @@ class RemoteExecutor(Session, SharedStorages):
         for number in written:
             self._reads.forget(number)
             self._expected.discard(number)
-            self._contents.forget(number)
+            self._uploads.contents.forget(number)
         given = list(numbers[: len(encoded.given)])
         computes = is_awaited() and self._known.computes(encoded, exact)
         if computes and all(number in self._known or number in self._expected for number in given):

@@ -242,9 +242,17 @@ def _machine(_request: tuple, answer: Any, _known: Known) -> None:
     are("machine", answer, (str, str, str, int, int, int))
 
 
-def _file(_request: tuple, answer: Any, _known: Known) -> None:
-    if answer is not None:
+def _file(request: tuple, answer: Any, known: Known) -> None:
+    if type(answer) is tuple:
+        _made(request, answer, known)
+    elif answer is not None:
         are("file", (answer,), (bool,))
+
+
+def _made(request: tuple, answer: Any, _known: Known) -> None:
+    if answer is not None:
+        are(request[0], answer, (int, str))
+        within("a failure", answer[0] - 1, _MOST_NUMBER)
 
 
 def _state(_request: tuple, answer: Any, _known: Known) -> None:
@@ -277,13 +285,17 @@ def _take(_request: tuple, answer: Any, _known: Known) -> None:
 
 _ANSWERS: dict[str, Callable[[tuple, Any, Known], None]] = {
     "call": _call,
+    "copy": _made,
     "fetch": _elements,
     "file": _file,
+    "fill": _made,
     "get_generators": _states,
     "get_state": _state,
     "hello": _hello,
     "machine": _machine,
+    "reserve": _made,
     "small": _small,
     "storage": _storage,
     "take": _take,
+    "upload": _made,
 }

@@ -1,14 +1,46 @@
-"""Results of calls as a worker keeps and tells them: their memory, and of sparse ones the parts (SPEC R1, R3)."""
+"""Values as a worker keeps and tells them: their memory, and of sparse ones the parts (SPEC R1, R3)."""
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 
+from ...base.hardware import available_memory
 from ...base.strides import extent
 from .host_fallback import bytes_of
 from .wire import WireError
 
-__all__ = ["as_bytes", "check_memory", "contents", "taken_apart"]
+__all__ = ["as_bytes", "check_memory", "contents", "filled", "is_out_of_memory", "on_device", "reserved", "taken_apart"]
+
+
+def on_device(data: bytes, device: torch.device) -> torch.Tensor:
+    """A storage with these contents, as bytes."""
+    return filled(torch.empty(len(data), dtype=torch.uint8), 0, data).to(device)
+
+
+def filled(held: torch.Tensor, begin: int, data: bytes) -> torch.Tensor:
+    """A storage, of which a part is this now."""
+    if held.is_cpu:
+        ctypes.memmove(held.data_ptr() + begin, data, len(data))
+    else:
+        held[begin : begin + len(data)] = on_device(data, held.device)
+    return held
+
+
+def reserved(nbytes: int, device: torch.device) -> torch.Tensor:
+    """A storage of so many bytes. MemoryError where the machine has fewer free ones: an operating system may lend what
+    it has not, and end the process that uses it.
+    """
+    free = available_memory() if device.type == "cpu" else None
+    if free is not None and free < nbytes:
+        raise MemoryError(f"{free:,} bytes are free")
+    return torch.empty(nbytes, dtype=torch.uint8, device=device)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Of what Python and torch raise: an error of the CPU's allocator is any RuntimeError, with its text."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def check_memory(t: torch.Tensor) -> None:

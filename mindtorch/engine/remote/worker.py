@@ -9,7 +9,7 @@ One file: every request is on the same storages and failures.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from .contents import digest_of
 from .definitions import Definition
 from .mirrors import view
 from .plans import Plan, Step
-from .results import as_bytes, check_memory, contents, taken_apart
+from .results import as_bytes, check_memory, contents, filled, is_out_of_memory, on_device, reserved, taken_apart
 from .wire import Here, Reference, WireError, dumps, loads
 
 __all__ = ["Worker"]
@@ -118,15 +118,34 @@ class Worker:
         except (RuntimeError, TypeError, ValueError) as error:
             raise WireError(str(error)) from None
 
-    # ---- storages ----------------------------------------------------------------------------------------------------
-    def upload(self, number: int, data: bytes) -> None:
+    # ---- storages: where there is no memory for one, it has failed: (number of the failure, why) ---------------------
+    def upload(self, number: int, data: bytes) -> tuple[int, str] | None:
         """A new storage."""
-        held = torch.empty(len(data), dtype=torch.uint8)
-        if data:
-            held.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-        self._storages[number] = held.to(self._device)
+        return self._made(number, lambda: on_device(data, self._device))
 
-    def file(self, number: int, path: str, offset: int, nbytes: int, digest: bytes) -> bool | None:
+    def reserve(self, number: int, nbytes: int) -> tuple[int, str] | None:
+        """A new storage, which is filled later."""
+        return self._made(number, lambda: reserved(nbytes, self._device))
+
+    def fill(self, number: int, begin: int, data: bytes) -> tuple[int, str] | None:
+        """A part of the contents of what was reserved."""
+        held = self._storages.get(number)
+        if not isinstance(held, torch.Tensor):
+            return None  # there was no memory for it
+        return self._made(number, lambda: filled(held, begin, data))
+
+    def _made(self, number: int, make: Callable[[], torch.Tensor]) -> tuple[int, str] | None:
+        try:
+            self._storages[number] = make()
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._failures += 1
+            self._storages[number] = Failed(self._failures)
+            return self._failures, str(error)
+        return None
+
+    def file(self, number: int, path: str, offset: int, nbytes: int, digest: bytes) -> bool | tuple[int, str] | None:
         """A new storage with a part of a safetensors file, if there is one in the worker's folders (else None) and that
         is in it (else False: no storage). So it tells nobody what is in it but who knows, and nothing of other files.
         """
@@ -134,8 +153,7 @@ class Worker:
         if found is None or digest_of(found) != digest:
             self._checks.gone(number)
             return None if found is None else False
-        self.upload(number, found)
-        return True
+        return self.upload(number, found) or True
 
     def write(self, number: int, data: bytes) -> None:
         """Other contents for a storage, as many bytes as it has."""
@@ -145,10 +163,13 @@ class Worker:
         if data:
             held.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
 
-    def copy(self, number: int, source: int) -> None:
+    def copy(self, number: int, source: int) -> tuple[int, str] | None:
         """A new storage with the contents of another."""
         found = self._storages.get(source)
-        self._storages[number] = found if isinstance(found, Failed) else self._bytes(source).clone()
+        if isinstance(found, Failed):
+            self._storages[number] = found
+            return None
+        return self._made(number, self._bytes(source).clone)
 
     def give(self, number: int, ticket: int) -> None:
         """Put a storage's contents aside for another worker."""
@@ -167,8 +188,8 @@ class Worker:
             self._failures += 1
             self._storages[number] = Failed(self._failures)
             return self._failures, found if isinstance(found, int) else 0
-        self.upload(number, bytes(found))
-        return None
+        missed = self.upload(number, bytes(found))
+        return None if missed is None else (missed[0], 0)
 
     def storage(self, number: int) -> tuple:
         """A storage's contents."""

@@ -1,0 +1,100 @@
+"""Contents that cross to a worker, each once: as a copy of what is there, from a file that it sees, too, or as bytes,
+large ones in parts once there is memory for all of them (SPEC R1, R2)."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...base.errors import MaterializationError
+from ..execute.mapped_files import file_of
+from .contents import Contents, digest_of
+
+if TYPE_CHECKING:
+    from .client import RemoteExecutor
+
+__all__ = ["Uploads"]
+
+_PART = 8 << 20  # bytes; what is larger goes in parts
+_LARGE = 64 << 20  # bytes, above which it is asked first whether there is memory for them
+
+Missed = Callable[[Any], None]
+
+
+class Uploads:
+    """What an executor's worker was sent. ``contents``: the storages that are still as they were."""
+
+    def __init__(self, executor: RemoteExecutor) -> None:
+        self._executor = executor
+        self.contents = Contents()
+        self._unseen: set[str] = set()  # files that the worker does not see
+        self._absent = 0  # the last storage that the worker had no memory for
+
+    def send(self, number: int, home: torch.UntypedStorage, data: bytes) -> bool:
+        """Let a storage of this number be there with ``data``, which is in ``home``.
+
+        False where the worker has no memory for it, as far as it has said so: what is made of the storage fails then.
+        """
+        digest = digest_of(data)
+        missed = functools.partial(self._missed, number, weakref.ref(home), len(data))
+        self._absent = 0
+        source = self.contents.source(digest)
+        if source is not None:
+            self.copy(number, source, missed)
+        elif not self._is_read_there(number, home, digest, missed):
+            if len(data) > _PART:
+                self._in_parts(number, data, missed)
+            else:
+                self._executor._ask("upload", number, data, nbytes=64 + len(data), answer=missed)
+                self._executor._known.put(number, data)
+        if self._absent == number:
+            return False
+        self.contents.put(number, digest)
+        return True
+
+    def copy(self, number: int, source: int, missed: Missed) -> None:
+        self._executor._ask("copy", number, source, answer=missed)
+
+    def copied(self, number: int, source: int, nbytes: int) -> None:
+        """Let a storage be there that is a copy of another."""
+        self.copy(number, source, functools.partial(self._missed, number, lambda: None, nbytes))
+
+    def _in_parts(self, number: int, data: bytes, missed: Missed) -> None:
+        """A part is sent while the next one is made."""
+        executor = self._executor
+        executor._ask("reserve", number, len(data), answer=missed)
+        if len(data) > _LARGE:
+            executor._exchange()
+        if self._absent != number:
+            for begin in range(0, len(data), _PART):
+                executor._ask("fill", number, begin, data[begin : begin + _PART], answer=missed)
+                executor._send_on()
+
+    def _is_read_there(self, number: int, home: torch.UntypedStorage, digest: bytes, missed: Missed) -> bool:
+        """Does the worker make this storage from a file that it sees, too?"""
+        path, offset = file_of(home) or ("", 0)
+        if not path or path in self._unseen:
+            return False
+        found = self._executor._question("file", number, path, offset, home.nbytes(), digest)
+        if found is None:
+            self._unseen.add(path)
+        if type(found) is tuple:
+            missed(found)
+        return bool(found)
+
+    def _missed(self, number: int, home: Callable[[], Any], nbytes: int, found: tuple[int, str] | None) -> None:
+        """Sent once more, it is another one."""
+        if found is None:
+            return
+        failure, why = found
+        self._absent, executor = number, self._executor
+        text = f"no memory for {nbytes:,} bytes on the worker: {why}"
+        executor._failures[failure] = MaterializationError.also(torch.OutOfMemoryError)(text)
+        executor._epochs[0] = failure
+        executor._died(number)
+        if (plain := home()) is not None:
+            executor._untie(plain)
