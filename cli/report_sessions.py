@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from mindtorch.base.words import counted, visible
-
-from .units import bytes_text
+from mindtorch.base.words import amounts, counted, visible
 
 __all__ = ["lines"]
 
@@ -24,12 +22,12 @@ def lines(sessions: list[dict[str, Any]], nodes: list[dict[str, Any]]) -> Iterat
         )
         for worker in session["workers"]:
             yield (
-                f"  {_amounts(worker['resources'])} on {names.get(worker['node'], worker['address'])} "
+                f"  {amounts(worker['resources'])} on {names.get(worker['node'], worker['address'])} "
                 f"({worker['node']}), process {worker['process']}, since {_at(worker['started'])}"
             )
         waits = session["waits_for"]
         if waits:
-            yield f"  waits for room for {counted(len(waits), 'worker')}, each with {_amounts(waits[0])}"
+            yield f"  waits for room for {counted(len(waits), 'worker')}, each with {amounts(waits[0])}"
 
 
 def _at(seconds: float) -> str:
@@ -37,10 +35,3 @@ def _at(seconds: float) -> str:
     then = time.localtime(seconds)
     today = time.localtime()[:3] == then[:3]
     return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M", then)
-
-
-def _amounts(of: Mapping[str, float]) -> str:
-    found = [f"{value:g} {name}" for name, value in of.items() if name != "memory"]
-    if of.get("memory"):
-        found.append(f"{bytes_text(int(of['memory']))} of memory")
-    return ", ".join(found) or "nothing reserved"

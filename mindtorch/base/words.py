@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["bytes_in_words", "counted", "visible"]
+from collections.abc import Mapping
+
+__all__ = ["amounts", "bytes_in_words", "counted", "visible"]
 
 
 def counted(number: int | None, what: str, shown: str | None = None) -> str:
@@ -18,6 +20,14 @@ def bytes_in_words(nbytes: int) -> str:
         if nbytes >= size:
             return f"{nbytes / size:.2f} {unit}"
     return f"{nbytes} bytes"
+
+
+def amounts(of: Mapping[str, float]) -> str:
+    """Of a machine's or a worker's resources: ``1 CPU, 0.5 GPU, 4.00 GiB of memory``."""
+    found = [f"{value:g} {key}" for key, value in of.items() if key != "memory"]
+    if of.get("memory"):
+        found.append(f"{bytes_in_words(int(of['memory']))} of memory")
+    return ", ".join(found) or "nothing"
 
 
 def visible(text: str, kept: str = "") -> str:

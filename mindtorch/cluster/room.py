@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..base.words import bytes_in_words, counted
+from ..base.words import amounts, bytes_in_words, counted
 
 __all__ = ["Room", "alive", "autoscales", "reserve"]
 
@@ -89,14 +89,6 @@ def reserve(
         give_back(group)
         raise
     return Room(group)
-
-
-def amounts(of: Mapping[str, float]) -> str:
-    """In words: ``1 CPU, 0.5 GPU, 4 GiB of memory``."""
-    found = [f"{value:g} {key}" for key, value in of.items() if key != "memory"]
-    if of.get("memory"):
-        found.append(f"{bytes_in_words(int(of['memory']))} of memory")
-    return ", ".join(found) or "nothing"
 
 
 def _said(labels: Mapping[str, str]) -> str:
