@@ -1,7 +1,10 @@
 """How often a program reaches each line of its own files: a trace function in C, for a table of lines alone."""
 from cpython.object cimport PyObject
 
-from .interpreter cimport PyTrace_CALL, PyTrace_LINE, mt_set_tracer, mt_traced_code, mt_traced_line, mt_tracer
+import dis
+from itertools import chain
+
+from .interpreter cimport PyTrace_CALL, PyTrace_LINE, mt_set_tracer, mt_traced_code, mt_tracer
 
 cdef Hits counting = None
 
@@ -15,7 +18,7 @@ cdef class Hits:
     cdef object own
     cdef dict known                            # id of a code object -> its number; -1: it is not the program's own
     cdef list codes
-    cdef dict counts                           # number of the code << 32 | line -> times
+    cdef dict counts                           # number of the code << 32 | offset of the instruction -> times
     cdef object recent
     cdef long long number
 
@@ -42,12 +45,29 @@ cdef class Hits:
         return ours
 
     def take(self):
-        """{(file name, line, function): times} since the last call."""
+        """{(file name, line, function): times} since the last call.
+
+        A statement on several lines comes back to its first one, for the call whose arguments are on the others: that
+        is no other time. Python says so from 3.11 on.
+        """
         counts, self.counts = self.counts, {}
-        found = {}
+        begun, back = {}, {}                   # by number of the code and line; of each instruction that came back
+        tables = {}
         for key, times in counts.items():
-            code = self.codes[key >> 32]
-            where = (code.co_filename, key & 0xFFFFFFFF, code.co_name)
+            number = key >> 32
+            table = tables.get(number)
+            if table is None:
+                table = tables[number] = _instructions(self.codes[number])
+            line, spans = table[key & 0xFFFFFFFF]
+            if spans:
+                back.setdefault((number, line), []).append(times)
+            else:
+                begun[number, line] = begun.get((number, line), 0) + times
+        found = {}
+        for number, line in dict.fromkeys(chain(begun, back)):
+            code = self.codes[number]
+            where = (code.co_filename, line, code.co_name)
+            times = begun[number, line] if (number, line) in begun else max(back[number, line])
             found[where] = found.get(where, 0) + times
         return found
 
@@ -64,9 +84,28 @@ cdef class Hits:
             if what == PyTrace_CALL:
                 (<object> frame).f_trace_lines = False
         elif what == PyTrace_LINE:
-            key = self.number << 32 | mt_traced_line(frame)
+            key = self.number << 32 | (<object> frame).f_lasti
             self.counts[key] = self.counts.get(key, 0) + 1
         return 0
+
+
+cdef dict _instructions(code):
+    """{offset: (line, is it of an expression on several lines?)}"""
+    cdef dict found = {begin: (line, False) for begin, line in dis.findlinestarts(code)}
+    if not hasattr(code, "co_positions"):
+        return found
+    # A loop comes back to its first line for the next of its values, which is another time.
+    cdef bytes units = code.co_code[::2]
+    loop = -1                                  # the end of an instruction that does, whose argument may be long
+    for at, (line, last, _column, _last_column) in enumerate(code.co_positions()):
+        if at > loop:
+            end = at
+            while units[end] == dis.EXTENDED_ARG:
+                end += 1
+            loop = end if dis.opname[units[end]] == "FOR_ITER" else -1
+        if line is not None:
+            found[2 * at] = line, last is not None and last > line and at > loop
+    return found
 
 
 cdef int _reached(PyObject *nothing, PyObject *frame, int what, PyObject *value) except -1:

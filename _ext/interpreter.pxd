@@ -189,7 +189,6 @@ cdef extern from *:
     /* ---- Trace functions in C. Without an object for it, `sys.gettrace()` is None. */
     static inline void mt_set_tracer(void *call) { PyEval_SetTrace((Py_tracefunc)call, NULL); }
     static inline PyObject *mt_traced_code(PyObject *frame) { return mt_public_code((PyFrameObject *)frame); }
-    static inline int mt_traced_line(PyObject *frame) { return PyFrame_GetLineNumber((PyFrameObject *)frame); }
     static inline void *mt_tracer(void) { return (void *)PyThreadState_Get()->c_tracefunc; }
 
     /* ---- Python without its lock: the engine's tables rely on it. */
@@ -238,7 +237,6 @@ cdef extern from *:
     void mt_set_tracer(void *call) except *    # of the calling thread; NULL: none
     void *mt_tracer() noexcept
     PyObject *mt_traced_code(PyObject *frame) noexcept     # borrowed from it
-    int mt_traced_line(PyObject *frame) noexcept
     enum:
         PyTrace_CALL
         PyTrace_LINE

@@ -39,6 +39,47 @@ def test_C2_hits_are_how_often_a_line_is_reached(n):
     assert {name: found.get(name, 0) for name in asked} == asked
 
 
+SPREAD = """
+for i in range(4):  # 5
+    x = torch.stack([  # 4
+        torch.ones(2),  # 4 each
+        torch.ones(2) + i,  # 4 too
+    ])  # none
+    names = [  # 4 lists
+        "a",
+        "b",
+    ]
+    try:
+        pass
+    finally:
+        x.add(  # 4 adds
+            names.count("c"))
+    for j, k in zip(  # 4 times 4
+        range(3),
+        range(3),
+    ):
+        x.mul(j)  # 12
+    with torch.no_grad():  # 4 blocks
+        x.add(
+            k)
+"""
+
+
+@pytest.mark.skipif(not hasattr(called.__code__, "co_positions"), reason="Python 3.10 does not say where calls begin")
+def test_C2_a_statement_on_several_lines_is_reached_once(tmp_path):
+    """Python comes back to its first line for the call; a loop does for its next value."""
+    path = tmp_path / "spread.py"
+    path.write_text(SPREAD)
+    with Profiler(whole=True, hits=True) as seen:
+        exec(compile(SPREAD, str(path), "exec"), {"torch": torch})
+    found = hits(seen.report())
+    expected = {"5": 5, "4": 4, "4 each": 4, "4 too": 4, "4 lists": 4, "4 adds": 4, "4 times 4": 16, "12": 12}
+    assert {name: found.get(name) for name in expected} == expected
+    assert (
+        found["4 blocks"] in (4, 8) and "none" not in found
+    )  # the end of a block is at its line, too, in some Pythons
+
+
 @pytest.mark.parametrize("target", [None, "h100"])
 def test_C2_an_estimate_has_hits_and_totals(target):
     def program():

@@ -21,7 +21,8 @@ def line_rows(seen: Recording, rows: list[Row]) -> list[dict[str, Any]]:
     """By source line, longest first: its ops, and what Python does between them.
 
     total_s: with all that ran while the line did, of lines of the program's own files; None where that was not noted.
-    hits: how often the line was reached, of the program's own files, by its main thread; None where nobody counted.
+    hits: how often the line was reached, of the program's own files, by its main thread; None where it was not, or
+    nobody counted.
     package: that of a library; empty for the program's own.
     """
     found = sums(seen, rows, None, lambda row: context.location(row.location))
@@ -34,7 +35,8 @@ def line_rows(seen: Recording, rows: list[Row]) -> list[dict[str, Any]]:
             **sourceline.facts(where),
             **values(LINES, of, False),
             "total_s": totals[where] / 1e9 if where in totals else None,
-            "hits": hits[where] if seen.hits and where and not package_of(where[0]) else None,
+            # Time may be noted at a line before it is reached: that of a function's own first line.
+            "hits": hits[where] or None if seen.hits and where and not package_of(where[0]) else None,
             "package": package_of(where[0]) if where else "",
         }
         for where, of in sorted(found.items(), key=lambda item: (-item[1].ns, -totals.get(item[0], 0)))
