@@ -197,6 +197,8 @@ class Line:
                 for line in (self, there):
                     if line._is_stopped():
                         line._end(ConnectionError(_STOPPED))
+                if self._lost is not None:  # the giver may take its time, and an heir waits for what is kept
+                    raise ray.exceptions.RayError(self._lost) from None
 
     def _fire(self, message: bytes) -> Any:
         """The reply that is to come; or why there is none."""
@@ -233,6 +235,7 @@ class Line:
                 self._deaf, self._messages = True, 0
                 self._room.notify_all()
         self._upwards.join()
+        self._kept = None
         os.close(self._fd)
         if self._its is not None:
             self._its.leave()

@@ -181,8 +181,11 @@ def ends(two: mindtorch.SpreadExecutor, when: dict[tuple[int, int], tuple[int, .
 
 @pytest.mark.parametrize(
     "when",
-    [{(2, 0): (0,), (4, 0): (1,)}, {(2, 1): (0, 1)}, {(1, 2): (1,), (3, 3): (0,), (4, 2): (1, 0)}],
-    ids=["each", "both", "again"],
+    [
+        pytest.param({(2, 0): (0,), (4, 0): (1,)}, id="each", marks=pytest.mark.whole),
+        pytest.param({(2, 1): (0, 1)}, id="both"),
+        pytest.param({(1, 2): (1,), (3, 3): (0,), (4, 2): (1, 0)}, id="again", marks=pytest.mark.whole),
+    ],
 )
 def test_R4_either_of_two_workers_with_copies_between_them_is_rebuilt(
     two: mindtorch.SpreadExecutor, when: dict[tuple[int, int], tuple[int, ...]]
@@ -235,6 +238,7 @@ def test_R4_what_a_worker_took_is_kept_though_its_giver_has_gone(two: mindtorch.
         (x * 2).sum().item()
 
 
+@pytest.mark.whole
 def test_R4_what_two_workers_gave_counts_among_what_is_kept(link: Link) -> None:
     small = [RayExecutor(link, lineage=100_000) for _ in range(2)]
     with using(mindtorch.SpreadExecutor(small)):
