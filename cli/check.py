@@ -188,6 +188,8 @@ def _refusals(
         return []
     import torch
 
+    from .units import assumption
+
     kind = "refused"
     lacking = target.key != "cpu" and blame.is_of_this_machine(error)
     if outcome.ours or lacking or _of_an_assumption(error, assumed):
@@ -205,7 +207,7 @@ def _refusals(
     elif kind == "not known" and assumed and not blame.says_so(error):
         last = blame.assumption_behind(error, assumed)
         place = f"{last['file'].rpartition('/')[2]}:{last['line']}"
-        note = f"{last['op']} at {place} was assumed to be {last['last']}: --assume changes that"
+        note = f"{last['op']} at {place} was assumed to be {assumption(last['last'])}: --assume changes that"
     return [_row(kind, type(error).__name__, str(error), file, line, note)]
 
 
