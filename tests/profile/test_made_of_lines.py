@@ -417,3 +417,35 @@ def test_L13_a_loss_of_each_call_is_one_loss(how, grad):
 
     row = patterns(how, program)["loss"]
     assert (row["instances"], row["calls"]) == (1, 2 * STEPS)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_what_autocast_casts_for_a_block_is_part_of_it(how):
+    """Half of the time of a feed-forward block under autocast was no pattern's: casts of weights, and their gradients'."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(32)
+            self.mlp = nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.mlp(self.norm(x))
+
+    def program() -> None:
+        device = "cpu" if how == "measured" else "cuda"
+        model = nn.Sequential(Block(), Block()).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(STEPS):
+            with torch.autocast(device, torch.bfloat16):
+                loss = model(torch.randn(4, 8, 32, device=device)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    with HOW[how]() as seen:
+        program()
+    report = seen.report()
+    (row,) = (each for each in report["patterns"] if each["name"] == "feed-forward")
+    blocks = sum(each["total_s"] for each in report["modules"] if each["path"].endswith(".mlp"))
+    assert blocks > 0 and row["time_s"] == pytest.approx(blocks, rel=0.02), report["patterns"]
