@@ -421,7 +421,7 @@ def test_L13_a_loss_of_each_call_is_one_loss(how, grad):
 
 @pytest.mark.parametrize("how", HOW)
 def test_L13_what_autocast_casts_for_a_block_is_part_of_it(how):
-    """Half of the time of a feed-forward block under autocast was no pattern's: casts of weights, and their gradients'."""
+    """Half of a feed-forward block's time under autocast was no pattern's: casts of weights, and of gradients."""
 
     class Block(nn.Module):
         def __init__(self) -> None:
