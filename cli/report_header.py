@@ -186,8 +186,12 @@ def _models(report: dict[str, Any]) -> list[tuple[str, str]]:
         rest = number(sum(kind["times"] * kind["params"] for kind in more), "0")
         text += f"; {counted(sum(kind['times'] for kind in more), 'more model')}, {rest}"
     trainable = totals.get("trainable_params")
-    if trainable is not None and trainable < (totals.get("params") or 0):
-        text += f"{'; trainable of all' if len(models) > 1 else ', trainable'}: {number(trainable, '0')}"
+    every = totals.get("params") or 0
+    if trainable is not None and trainable < every:
+        few = number(trainable, "0") == number(every, "0")  # are not: both would read the same
+        which = "not trainable" if few else "trainable"
+        which = f"; {which} of all" if len(models) > 1 else f", {which}"
+        text += f"{which}: {number(every - trainable if few else trainable, '0')}"
     return [("models" if len(models) > 1 else "model", text)]
 
 

@@ -106,7 +106,7 @@ def assumed(report: dict[str, Any], canvas: Canvas) -> None:
     for row in rows[:20]:
         times = f" ×{row['calls']}" if row.get("calls", 1) > 1 else ""
         first, last = assumption(row.get("value")), assumption(row.get("last", row.get("value")))
-        value = first if first == last else f"{first} … {last}"
+        value = first if first == last else f"{first}, {last}" if "…" in first else f"{first} … {last}"
         text = f"{row.get('op')} = {value}{times}  {_line(row, names)}  {row.get('source') or ''}"
         canvas.paragraph(clean(text), "dim", "      ")
     if len(rows) > 20:
