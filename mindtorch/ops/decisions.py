@@ -6,7 +6,18 @@ from typing import Any
 
 import torch
 
-__all__ = ["ARITHMETIC", "DRAWN", "ELEMENT_WISE", "NAMES", "NUMBERS", "REDUCING", "ROUTING", "UNSCALE", "asked"]
+__all__ = [
+    "ARITHMETIC",
+    "DRAWN",
+    "ELEMENT_WISE",
+    "NAMES",
+    "NUMBERS",
+    "PADDING",
+    "REDUCING",
+    "ROUTING",
+    "UNSCALE",
+    "asked",
+]
 
 ELEMENT_WISE = frozenset(f"aten::{name}" for name in (
     "isfinite isnan isinf isneginf isposinf eq ne lt le gt ge logical_and logical_or logical_xor logical_not "
@@ -26,6 +37,8 @@ NUMBERS = ARITHMETIC - {"aten::cumsum", "aten::cumsum_"} | frozenset(f"aten::{na
     name in "div reciprocal pow sqrt rsqrt square exp".split()) | {"aten::min", "aten::max"}  # fmt: skip
 #: Floating-point numbers between bounds, or one of two, drawn at random.
 DRAWN = frozenset(f"aten::{name}" for name in "rand rand_like uniform uniform_ bernoulli bernoulli_".split())
+#: Ops that put known integers beside unknown ones.
+PADDING = frozenset({"aten::constant_pad_nd", "aten::cat"})
 NAMES = DRAWN | ELEMENT_WISE | REDUCING | ROUTING | ARITHMETIC | NUMBERS | {UNSCALE}
 
 

@@ -25,7 +25,7 @@ from ...devices import mode
 from ...engine.record.predict import MOST_KNOWN, little
 from ...ops import about
 from ...ops.decisions import ARITHMETIC, NUMBERS, REDUCING, ROUTING
-from . import assumptions, waiting_loops
+from . import assumptions, partly_known, waiting_loops
 
 __all__ = [
     "TO_SPARSE", "balanced", "decide", "draw", "elements", "install", "keeps", "lose", "meet", "read", "rows",
@@ -49,6 +49,7 @@ def balanced(on: bool) -> Iterator[None]:
         yield
     finally:
         _balanced = before
+        partly_known.forget()
         _equal.clear()
         _rows.clear()
         _kept.clear()
@@ -151,6 +152,7 @@ def sizes(name: str, t: Any) -> bool:
 def meet(call: int, info: Any, inputs: list[Any], results: list[Any], values: list[Any]) -> None:
     """Before a call is computed: note which rows the mask keeps that it makes; take unknown places for the first."""
     _combine(call, info, inputs, results, values)
+    partly_known.note(info.name, inputs, results, values, functools.partial(_on, call, info))
     if info.name == "aten::scatter_" and len(inputs) == 2 and values[1] is None:
         _at_the_first(call, info, inputs, values)
 
@@ -174,6 +176,10 @@ def _combine(call: int, info: Any, inputs: list[Any], results: list[Any], values
     """
     if info.name in _NOT and results and inputs[0] in _kept and waiting_loops.inside():
         _rows[results[0]] = torch.zeros(results[0].shape, dtype=torch.bool, device="cpu")
+        return
+    found = partly_known.equal(info.name, inputs, values, functools.partial(_on, call, info))
+    if found is not None and results and found.shape == results[0].shape:
+        _rows[results[0]] = found.contiguous()
         return
     if info.name not in _COMBINING or not results or any(t.dtype is not torch.bool for t in (*inputs, *results)):
         return
@@ -207,7 +213,7 @@ def rows(t: Any, op: str, value: torch.Tensor | None) -> torch.Tensor | None:
     and for other ops (`op` may be "")."""
     if not op or t.dtype is not torch.bool or (found := _rows.get(t)) is None or not about(op).sizes_from_values:
         return value
-    assumptions.full(t, op, value=True)
+    assumptions.full(t, op, value=uniform(t) if t in _equal else True)
     return found  # type: ignore[no-any-return]
 
 
