@@ -156,7 +156,8 @@ class Labels:
         if found := self.of.get(self.key(row, op)):
             return found
         if row.phase == _BACKWARD:
-            if found := self.in_module.get((row.module, _PRODUCT if op in PRODUCTS else _forward(op))):
+            of = _forward(op)
+            if found := self.in_module.get((row.module, _PRODUCT if of in PRODUCTS else of)):
                 return found
             if len(found := self.in_module.get((row.module, _ANY), _NONE)) == 1:
                 return found
