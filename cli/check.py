@@ -192,7 +192,7 @@ def _refusals(
 
     kind = "refused"
     lacking = target.key != "cpu" and blame.is_of_this_machine(error)
-    if outcome.ours or lacking or _of_an_assumption(error, assumed):
+    if outcome.ours or lacking or _of_an_assumption(error, assumed) or (outcome.own and _of_a_branch(error, assumed)):
         kind = "not known"
     elif isinstance(error, torch.OutOfMemoryError):
         kind = "does not fit"
@@ -230,6 +230,17 @@ def _of_an_assumption(error: BaseException, assumed: list[dict[str, Any]]) -> bo
     if _OF_SIZES.search(str(error)) and any(ops.about(f"aten::{row['op']}").sizes_from_values for row in assumed):
         return True
     return any((row["file"], row["line"]) in frames for row in assumed)
+
+
+def _of_a_branch(error: BaseException, assumed: list[dict[str, Any]]) -> bool:
+    """Whether an error that the program's own code raises may come of a way that it took for what was assumed.
+
+    What is missing on this machine is missing whichever way it goes.
+    """
+    from mindtorch import ops
+
+    decided = any(row["op"] == "bool" or ops.about(f"aten::{row['op']}").sizes_from_values for row in assumed)
+    return decided and not isinstance(error, (ImportError, OSError))
 
 
 _OF_SIZES = re.compile(r"\b(sizes?|shapes?|elements?|length|out of bounds|out of range|larger than)\b")
