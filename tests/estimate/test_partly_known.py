@@ -60,3 +60,12 @@ def test_C4_of_unknown_integers_alone_none_is_the_one_that_is_looked_for() -> No
     with Estimator(target=targets.find("l4")) as seen:
         assert len((tokens()[0] == END).nonzero()) == 0
     assert "unknown integers are all the same number" in " ".join(seen.report()["warnings"])
+
+
+@pytest.mark.parametrize("count", [4, 1])
+def test_C4_several_tokens_chosen_of_a_vocabulary_differ(count: int) -> None:
+    """Whisper's beam search, which tells its beams by their tokens, had one where it needs three: ValueError."""
+    with Estimator(target=targets.find("l4")):
+        logits = torch.nn.Linear(8, 51865).cuda()(torch.ones(3, 8).cuda())
+        beams = [{token.item() for token in scores.topk(count)[1]} for scores in logits.log_softmax(-1)]
+    assert beams == [set(range(25932, 25932 + count))] * 3

@@ -425,7 +425,8 @@ def _route(call: int, info: Any, inputs: list[Any], results: list[Any]) -> None:
     """Choose among unknown scores: all candidates in turn where there are as many choices, as a balanced router sends
     tokens to experts. Of fewer, those that are chosen together are the first ones, each once: experts of a token.
 
-    Of a vocabulary it is the token in the middle: the first ones, and the last, are those that pad and end sequences.
+    Of a vocabulary it is the token in the middle, and those behind it: the first ones, and the last, are those that pad
+    and end sequences.
     """
     chosen = results[-1]
     if chosen.dtype is not torch.int64 or not inputs[0].dim() or not chosen.numel():
@@ -436,19 +437,21 @@ def _route(call: int, info: Any, inputs: list[Any], results: list[Any]) -> None:
     if info.name == "aten::multinomial" or not isinstance(dim, int) or isinstance(dim, bool):
         dim = -1
     length = inputs[0].shape[dim]
-    if not _balanced and length >= VOCABULARY:
-        _say(chosen, length // 2)
-        return
     each = chosen.shape[dim] if chosen.dim() == inputs[0].dim() else 1  # how many of each row
     together = each if info.name in _DISTINCT else 1
+    middle = length // 2 if not _balanced and length >= VOCABULARY else 0
+    if middle and (together == 1 or chosen.numel() > MOST_KNOWN):
+        _say(chosen, middle)
+        return
     choices = chosen.numel() // each * together
-    in_turn = _balanced or (choices >= length and (together > 1 or info.name != "aten::multinomial"))
+    in_turn = _balanced or (not middle and choices >= length and (together > 1 or info.name != "aten::multinomial"))
     if not _balanced and (chosen.numel() > MOST_KNOWN or not (in_turn or 1 < together <= length)):
         return
     if not _balanced:
-        assumptions.note(chosen, info.name, f"0 … {length - 1} in turn" if in_turn else f"0 … {together - 1}")
+        first = f"{middle} … {middle + together - 1}"
+        assumptions.note(chosen, info.name, f"0 … {length - 1} in turn" if in_turn else first)
     rows = torch.arange(chosen.numel() // each, device="cpu")[:, None]
-    made = (rows * together * in_turn + torch.arange(each, device="cpu")) % max(length, 1)
+    made = (middle + rows * together * in_turn + torch.arange(each, device="cpu")) % max(length, 1)
     if chosen.dim() == inputs[0].dim():  # several of each row
         moved = [n for i, n in enumerate(chosen.shape) if i != dim % chosen.dim()]
         value = made.view(*moved, each).movedim(-1, dim)
