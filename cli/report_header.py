@@ -270,8 +270,8 @@ def _energy(report: dict[str, Any]) -> str:
         text += f" on {clean(str((report.get('roofline') or {}).get('target')))}"
     unit = ((report.get("workload") or {}).get("unit") or "tokens")[:-1]
     parts = [f"{name} {joules(each)} a {unit}" for name, each in (energy.get("token_j") or {}).items()]
-    if energy.get("step_j") and (report.get("steps") or {}).get("count", 0) > 1:
-        parts.insert(0, f"{joules(energy['step_j'])} a step")
+    if energy.get("step_j") and (report.get("steps") or {}).get("count", 0) > 1 and not report.get("generation"):
+        parts.insert(0, f"{joules(energy['step_j'])} a step, all included")  # also what is around the steps
     if energy["accelerators"] > 1:
         parts.append(f"all {count(energy['accelerators'])}: {joules(energy['all_j'])} if they do as much")
     return " · ".join([text, *parts])
