@@ -188,9 +188,11 @@ def _refusals(
         return []
     import torch
 
+    from .units import assumption
+
     kind = "refused"
     lacking = target.key != "cpu" and blame.is_of_this_machine(error)
-    if outcome.ours or lacking or _of_an_assumption(error, assumed):
+    if outcome.ours or lacking or _of_an_assumption(error, assumed) or (outcome.own and _of_a_branch(error, assumed)):
         kind = "not known"
     elif isinstance(error, torch.OutOfMemoryError):
         kind = "does not fit"
@@ -205,7 +207,7 @@ def _refusals(
     elif kind == "not known" and assumed and not blame.says_so(error):
         last = blame.assumption_behind(error, assumed)
         place = f"{last['file'].rpartition('/')[2]}:{last['line']}"
-        note = f"{last['op']} at {place} was assumed to be {last['last']}: --assume changes that"
+        note = f"{last['op']} at {place} was assumed to be {assumption(last['last'])}: --assume changes that"
     return [_row(kind, type(error).__name__, str(error), file, line, note)]
 
 
@@ -228,6 +230,17 @@ def _of_an_assumption(error: BaseException, assumed: list[dict[str, Any]]) -> bo
     if _OF_SIZES.search(str(error)) and any(ops.about(f"aten::{row['op']}").sizes_from_values for row in assumed):
         return True
     return any((row["file"], row["line"]) in frames for row in assumed)
+
+
+def _of_a_branch(error: BaseException, assumed: list[dict[str, Any]]) -> bool:
+    """Whether an error that the program's own code raises may come of a way that it took for what was assumed.
+
+    What is missing on this machine is missing whichever way it goes.
+    """
+    from mindtorch import ops
+
+    decided = any(row["op"] == "bool" or ops.about(f"aten::{row['op']}").sizes_from_values for row in assumed)
+    return decided and not isinstance(error, (ImportError, OSError))
 
 
 _OF_SIZES = re.compile(r"\b(sizes?|shapes?|elements?|length|out of bounds|out of range|larger than)\b")

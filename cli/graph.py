@@ -26,7 +26,7 @@ from .program import (
     program_arguments,
     torch_npu_for,
 )
-from .units import counted
+from .units import assumption, counted
 
 if TYPE_CHECKING:
     from mindtorch.graph import ComputationGraph
@@ -344,7 +344,7 @@ def _record(program: Program, steps: int | None, device: str | None) -> tuple[Ou
     for words in apart:
         click.echo(f"genie: {words}", err=True)
     if assumed:
-        lines = ", ".join(f"{row['file']}:{row['line']} ({row['value']})" for row in assumed[:3])
+        lines = ", ".join(f"{row['file']}:{row['line']} ({assumption(row['value'])})" for row in assumed[:3])
         click.echo(f"genie: unknown values were assumed: {lines}", err=True)
     outcome.show()
     if outcome.error is not None and program.model is not None and not outcome.interrupted:

@@ -11,7 +11,7 @@ from mindtorch.program import blame
 
 from .exits import exit_code, interruption
 from .program import hint_torch_npu
-from .units import counted
+from .units import assumption, counted
 
 if TYPE_CHECKING:
     from mindtorch.program.outcome import Outcome
@@ -96,7 +96,7 @@ def _hint_assumed(outcome: Outcome, report: dict[str, Any]) -> bool:
     row = blame.assumption_behind(outcome.error, report["assumed"])
     click.echo(
         f"genie: before that, the program read an unknown value at {row['file']}:{row['line']}, assumed to be "
-        f"{row['last']}; --assume sets another value",
+        f"{assumption(row['last'])}; --assume sets another value",
         err=True,
     )
     return True

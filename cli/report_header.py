@@ -186,8 +186,12 @@ def _models(report: dict[str, Any]) -> list[tuple[str, str]]:
         rest = number(sum(kind["times"] * kind["params"] for kind in more), "0")
         text += f"; {counted(sum(kind['times'] for kind in more), 'more model')}, {rest}"
     trainable = totals.get("trainable_params")
-    if trainable is not None and trainable < (totals.get("params") or 0):
-        text += f"{'; trainable of all' if len(models) > 1 else ', trainable'}: {number(trainable, '0')}"
+    every = totals.get("params") or 0
+    if trainable is not None and trainable < every:
+        few = number(trainable, "0") == number(every, "0")  # are not: both would read the same
+        which = "not trainable" if few else "trainable"
+        which = f"; {which} of all" if len(models) > 1 else f", {which}"
+        text += f"{which}: {number(every - trainable if few else trainable, '0')}"
     return [("models" if len(models) > 1 else "model", text)]
 
 
@@ -266,8 +270,8 @@ def _energy(report: dict[str, Any]) -> str:
         text += f" on {clean(str((report.get('roofline') or {}).get('target')))}"
     unit = ((report.get("workload") or {}).get("unit") or "tokens")[:-1]
     parts = [f"{name} {joules(each)} a {unit}" for name, each in (energy.get("token_j") or {}).items()]
-    if energy.get("step_j") and (report.get("steps") or {}).get("count", 0) > 1:
-        parts.insert(0, f"{joules(energy['step_j'])} a step")
+    if energy.get("step_j") and (report.get("steps") or {}).get("count", 0) > 1 and not report.get("generation"):
+        parts.insert(0, f"{joules(energy['step_j'])} a step, all included")  # also what is around the steps
     if energy["accelerators"] > 1:
         parts.append(f"all {count(energy['accelerators'])}: {joules(energy['all_j'])} if they do as much")
     return " · ".join([text, *parts])

@@ -7,7 +7,7 @@ from typing import Any
 from mindtorch.base.file_names import short_names
 
 from .render import Canvas, Column, Text, clean, grade
-from .units import bytes_text, count, counted, percent
+from .units import assumption, bytes_text, count, counted, percent
 
 __all__ = ["assumed", "fit", "memory"]
 
@@ -105,8 +105,8 @@ def assumed(report: dict[str, Any], canvas: Canvas) -> None:
     names = _names(report)
     for row in rows[:20]:
         times = f" ×{row['calls']}" if row.get("calls", 1) > 1 else ""
-        first, last = row.get("value"), row.get("last", row.get("value"))
-        value = first if first == last else f"{first} … {last}"
+        first, last = assumption(row.get("value")), assumption(row.get("last", row.get("value")))
+        value = first if first == last else f"{first}, {last}" if "…" in first else f"{first} … {last}"
         text = f"{row.get('op')} = {value}{times}  {_line(row, names)}  {row.get('source') or ''}"
         canvas.paragraph(clean(text), "dim", "      ")
     if len(rows) > 20:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mindtorch.base.words import counted
 
-__all__ = ["amount", "bytes_text", "count", "counted", "joules", "number", "percent", "seconds", "work"]
+__all__ = ["amount", "assumption", "bytes_text", "count", "counted", "joules", "number", "percent", "seconds", "work"]
 
 
 def _three(value: float) -> str:
@@ -12,6 +12,11 @@ def _three(value: float) -> str:
     if value >= 999.5:
         return f"{value:.0f}"
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
+
+
+def assumption(value: object) -> str:
+    """An assumed value in few digits: float32's 1e-12 is 9.999999960041972e-13 in full."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def seconds(value: float | None) -> str:

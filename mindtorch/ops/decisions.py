@@ -10,9 +10,9 @@ __all__ = [
     "ARITHMETIC",
     "DRAWN",
     "ELEMENT_WISE",
-    "JOINING",
     "NAMES",
     "NUMBERS",
+    "PADDING",
     "REDUCING",
     "ROUTING",
     "UNSCALE",
@@ -32,14 +32,14 @@ UNSCALE = "aten::_amp_foreach_non_finite_check_and_unscale_"
 ARITHMETIC = frozenset(f"aten::{name}{where}" for where in ("", "_") for name in (
     "add sub rsub mul neg abs cumsum clamp clamp_min clamp_max minimum maximum"
 ).split())  # fmt: skip
-#: Of integers: what is known of each part is known of the whole.
-JOINING = frozenset({"aten::cat", "aten::stack", "aten::constant_pad_nd"})
 #: Of single numbers that are no integers, beside those: times and steps of solvers, ratios of norms.
 NUMBERS = ARITHMETIC - {"aten::cumsum", "aten::cumsum_"} | frozenset(f"aten::{name}{where}" for where in ("", "_") for
     name in "div reciprocal pow sqrt rsqrt square exp".split()) | {"aten::min", "aten::max"}  # fmt: skip
 #: Floating-point numbers between bounds, or one of two, drawn at random.
 DRAWN = frozenset(f"aten::{name}" for name in "rand rand_like uniform uniform_ bernoulli bernoulli_".split())
-NAMES = DRAWN | ELEMENT_WISE | REDUCING | ROUTING | ARITHMETIC | JOINING | NUMBERS | {UNSCALE}
+#: Ops that put known integers beside unknown ones.
+PADDING = frozenset({"aten::constant_pad_nd", "aten::cat"})
+NAMES = DRAWN | ELEMENT_WISE | REDUCING | ROUTING | ARITHMETIC | NUMBERS | {UNSCALE}
 
 
 def asked(name: str, made: list[Any]) -> bool:
@@ -49,10 +49,8 @@ def asked(name: str, made: list[Any]) -> bool:
     dtype = made[0][0]
     if name == "aten::mul" and dtype is torch.bool:
         return True
-    if name not in ARITHMETIC and name not in NUMBERS and name not in JOINING:
+    if name not in ARITHMETIC and name not in NUMBERS:
         return True
     if dtype.is_floating_point:
         return name in REDUCING or (name in NUMBERS and made[0][1].numel() == 1)
-    return name in REDUCING or (
-        (name in ARITHMETIC or name in JOINING) and dtype is not torch.bool and not dtype.is_complex
-    )
+    return name in REDUCING or (name in ARITHMETIC and dtype is not torch.bool and not dtype.is_complex)

@@ -119,6 +119,8 @@ def test_C4_what_an_estimate_cannot_tell_is_no_refusal(here: Path) -> None:
         "best, x = None, torch.randn(9, device='cuda').mean().item()\nif x > 1:\n    best = 1\nbest.bit_length()\n",
         "print(1 / torch.randn(9, device='cuda').argmax().item())\n",
         "assert torch.rand(5, device='cuda').sum().item() > 1\n",
+        "if not torch.rand(5, device='cuda').sum() > 1:\n    raise RuntimeError('never')\n",
+        "x = torch.rand(5, device='cuda')\nif len(x[x > 2]):\n    raise RuntimeError('never')\n",
     ],
 )
 def test_C4_what_followed_from_an_assumption_is_no_refusal(here: Path, program: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,19 @@ def test_C4_an_estimate_goes_on_after_arithmetic_with_what_nobody_knows(here: Pa
 def test_C4_what_the_script_decides_can_be_assumed(here: Path) -> None:
     result = genie("--target", "l4", "--assume", "1000", "train.py")
     assert result.exit_code == 0 and "diverged" in result.output
+
+
+@pytest.mark.parametrize("read", ["x.item()", "float(x)", "x.tolist()"])
+def test_C4_assumed_numbers_are_shown_in_few_digits(here: Path, read: str) -> None:
+    """A sum of three of float32's 1e-12 was shown as 2.9999999454696095e-12, a half of one as 5.000000413701855e-13."""
+    made = "torch.nn.Linear(3, 3).cuda()(torch.ones(3).cuda()).detach()"
+    (here / "sums.py").write_text(
+        f"import torch\ny = {made}\nfor x in y.sum(), y.sum() * 0.55, y[0] * 3:\n    {read}\n"
+    )
+    result = genie("--target", "l4", "sums.py")
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.output.split())
+    assert "e-12 ×3 sums.py:4" in said and not re.search(r"\d\.\d{5,}", said), result.output
 
 
 @pytest.mark.parametrize("code", [0, 3])

@@ -384,6 +384,21 @@ def test_C2_imports_of_one_package_within_another_and_what_is_trained_of_several
     assert "Copy, 100 parameters (400 B); trainable of all: 100" in text
 
 
+def test_C2_few_parameters_that_are_not_trained_are_told_by_their_number():
+    """A masked autoencoder with fixed positions had "112 M parameters, trainable: 112 M"."""
+    report = make_report()
+    report["models"] = [{"name": "Net", "params": 111_907_840, "param_bytes": 447_631_360}]
+    report["totals"] |= {"params": 111_907_840, "trainable_params": 111_655_680}
+    assert "Net, 112 M parameters (427 MiB), not trainable: 252 k" in render(report)
+
+
+def test_C2_what_was_assumed_in_turn_is_told_apart():
+    """The gradient of a product along two dimensions assumed "0 … 64 in turn … 0 … 32 in turn"."""
+    report = make_report()
+    report["assumed"] = [{"op": "max", "value": "0 … 64 in turn", "last": "0 … 32 in turn", "calls": 8}]
+    assert "max = 0 … 64 in turn, 0 … 32 in turn ×8" in render(report)
+
+
 def test_C2_models_of_one_class_and_size_are_told_once():
     """A model of which there are eight copies filled the header, and most of them were "5 more models"."""
     report = make_report()

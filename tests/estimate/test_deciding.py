@@ -353,20 +353,3 @@ def test_C4_generation_ends_where_its_length_ends(session: None, choose: Any, en
 def test_C4_an_expert_of_few_is_still_found_by_equality(session: None) -> None:
     chosen = nn.Linear(8, 4).cuda()(torch.randn(1, 8, device="cuda")).argmax(-1)
     assert [len(torch.where(chosen == k)[0]) for k in range(4)] == [1, 0, 0, 0] and chosen.item() == 0
-
-
-@pytest.mark.parametrize("join", [
-    lambda tokens, end: nn.functional.pad(tokens, (0, 1), value=end),
-    lambda tokens, end: torch.cat([tokens, torch.tensor([[end]], device="cuda").expand(2, 1)], 1),
-    lambda tokens, end: torch.stack([tokens, torch.full_like(tokens, end)], -1).flatten(1),
-])  # fmt: skip
-def test_C4_what_is_known_of_a_sequence_is_known_beside_tokens_that_were_chosen(session: None, join: Any) -> None:
-    """Whisper looks for the end that it has put there itself."""
-    tokens = torch.tensor([[1, 2], [1, 2]], device="cuda")
-    for _ in range(3):
-        new = nn.Linear(8, 1000).cuda()(torch.randn(2, 8, device="cuda")).argmax(-1)
-        tokens = torch.cat([tokens, new[:, None]], 1)
-    assert tokens.tolist() == [[1, 2, 500, 500, 500]] * 2
-    for row in join(tokens, 999):
-        first = (row == 999).nonzero()[0, 0]
-        assert int(first) == (5 if len(row) == 6 else 1) and row[:first].shape == (int(first),)

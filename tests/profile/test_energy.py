@@ -119,7 +119,15 @@ def test_C4_the_report_has_joules_of_all_of_phases_and_of_a_step():
     shown = Report(found)
     assert shown.energy_j == totals["energy_j"] and shown.energy == about
     words = " ".join(shown.show().replace("│", " ").split())
-    assert f"energy about {joules(totals['energy_j'])} (" in words and "J a step" in words
+    assert f"energy about {joules(totals['energy_j'])} (" in words and "J a step, all included" in words
+
+
+def test_C4_the_energy_of_a_call_that_generates_is_not_told_as_a_steps():
+    """Beside joules of a token, calls of an encoder, of a prefill and of a decoder had "280 mJ a step" each."""
+    found = estimate(H100, 512)
+    found["energy"]["token_j"], found["generation"] = {"decode": 0.2}, {"phases": []}
+    words = " ".join(Report(found).show().replace("│", " ").split())
+    assert "decode 200 mJ a token" in words and "J a step" not in words
 
 
 def test_C4_several_accelerators_take_so_many_times_the_energy():

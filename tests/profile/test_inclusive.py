@@ -9,6 +9,7 @@ from torch import nn
 
 import mindtorch
 from mindtorch._ext import location
+from mindtorch.engine.semantics import installed_folders
 from mindtorch.profile import Profiler
 from mindtorch.profile.report.lines import package_of
 
@@ -88,6 +89,21 @@ def test_C2_packages_of_files():
     assert package_of(f"/a/dist-packages/b{folder}peft/x.py") == "peft"
     assert package_of(os.__file__) == "standard library"
     assert package_of(__file__) == "" == package_of("site-packages.py")
+
+
+def test_C2_what_pip_installed_into_a_folder_of_its_own_is_a_library(tmp_path, monkeypatch):
+    """Packages on PYTHONPATH, as after ``pip install --target``, counted as the program's own files."""
+    for name, notes in (("target", True), ("sources", False), ("bundle", True)):
+        (tmp_path / name / "thing").mkdir(parents=True)
+        if notes:
+            (tmp_path / name / "thing-1.0.dist-info").mkdir()
+        monkeypatch.syspath_prepend(str(tmp_path / name))
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "bundle" / "script.py")])  # beside its packages
+    monkeypatch.syspath_prepend("")
+    of = {name: package_of(str(tmp_path / name / "thing" / "x.py")) for name in ("target", "sources", "bundle")}
+    assert of == {"target": "thing", "sources": "", "bundle": ""}
+    folders = installed_folders()
+    assert str(tmp_path / "target") + os.sep in folders and not {str(tmp_path / "bundle") + os.sep} & {*folders}
 
 
 def test_C2_a_library_has_a_row_for_each_package(tmp_path, monkeypatch):

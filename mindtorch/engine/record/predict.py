@@ -103,7 +103,8 @@ def _worth_knowing(name: str, random: bool, spec: Any, inputs: list[tuple]) -> i
         return 0  # a small storage, expanded
     absorbs = row.absorbing is not None and outs and len(inputs) > 1
     places = name == "aten::scatter_"  # of unknown places the first are taken
-    return _intern.SMALL | (_intern.BLIND if row.blind or absorbs or places else 0)
+    part = name in ops.decisions.PADDING and not made[0][0].is_floating_point  # of what it gives is known
+    return _intern.SMALL | (_intern.BLIND if row.blind or absorbs or places or part else 0)
 
 
 def little(dtype: torch.dtype, numel: int, random: bool = False) -> bool:

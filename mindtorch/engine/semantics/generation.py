@@ -112,13 +112,20 @@ class _Call:
         self.sequences = 0  # where how much its state grows by says whether it decodes
         tensors: list[torch.Tensor] = []
         _find(got, tensors, self.held)
-        self.given = {_place(t): _version(t) for t in tensors}
+        self.given: dict[Any, dict[int, weakref.ref[torch.Tensor]]] = {}  # place -> version -> a tensor there
+        for t in tensors:
+            self.given.setdefault(_place(t), {})[_version(t)] = weakref.ref(t)
         self._had = [{id(t): (weakref.ref(t), 0) for t in tensors}, *(before for _, before in self.held)]
         self.growth, self.sizes = growth, growth.sizes(t for before in self._had for t in _alive(before))
 
     def had(self, t: torch.Tensor) -> bool:
         """Was it there before the call?"""
         return any(id(t) in before and before[id(t)][0]() is t for before in self._had)
+
+    def version(self, t: torch.Tensor) -> int | None:
+        """That of its memory before the call, which got it; None: it is new, maybe where another's was that is gone."""
+        found = self.given.get(_place(t), {}).items()
+        return next((version for version, ref in found if ref() is not None), None)
 
 
 listeners: list[Callable[[int, int], None]] = []  # told of the phase that what was in the other one had
@@ -281,12 +288,12 @@ def _wrote(call: _Call, result: Any) -> None:
     returned: list[torch.Tensor] = []
     held: list[tuple[Any, _Snapshot]] = []
     _find(result, returned, held)
-    tensors = [t for t in returned if t.dtype.is_floating_point and _place(t) not in call.given]
+    tensors = [t for t in returned if t.dtype.is_floating_point and call.version(t) is None]
     if len(tensors) == 1:  # what the call is for: a model that gets it again refines it
         tensors.clear()
     got: list[torch.Tensor] = []
     _find(call.got, got)  # lists and dicts may have new ones, and what there was may be written
-    filled = [t for t in got if t.dtype.is_floating_point and call.given.get(_place(t)) != _version(t)]
+    filled = [t for t in got if t.dtype.is_floating_point and call.version(t) != _version(t)]
     written = [holder for holder, before in call.held if not _is_same(before, _snapshot(holder))]
     written += [holder for holder, now in held if now and all(holder is not each for each, _ in call.held)]
     state.keep(written, tensors + filled)
@@ -305,7 +312,7 @@ def _wrote(call: _Call, result: Any) -> None:
         _settle(call.phase, call.sequences * grown)
     if call.phase in (_PREFILL, _DECODE):
         # What else a call returns (hidden states) is none of the cache where that is kept elsewhere.
-        cache = [_snapshot(holder) for holder in written] or [_snapshot(filled) or inside]
+        cache = [_snapshot(holder) for holder in written] or [_snapshot(call.growth.beside(call.got, filled)) or inside]
         kept = {key: ref() for found in cache for key, (ref, _) in found.items()}
         kept = kept or {id(t): t for n, t in enumerate(tensors[1:]) if not state.passed or n in state.passed}
         if kept:  # none: it failed

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TypeAlias
+from itertools import islice
+from typing import Any, TypeAlias
 
 import torch
 
-__all__ = ["Key", "growth", "length", "sizes"]
+__all__ = ["Key", "beside", "growth", "length", "sizes"]
+
+_MOST = 4096  # lists and dicts that are looked at, and entries of each
 
 #: A dimension, and the size in all others.
 Key: TypeAlias = tuple[int, tuple[int, ...]]
@@ -42,6 +45,26 @@ def growth(before: list[tuple[int, ...]], made: list[tuple[int, ...]], tokens: i
 def length(found: list[tuple[int, ...]], key: Key | None) -> int:
     """How long that is which grows, before a call; 0: nothing of it is there."""
     return max((n for each, n in _lengths(found) if each == key), default=0)
+
+
+def beside(got: Iterable[Any], filled: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What a call filled, and the other tensors of the lists and dicts, in what it got, that hold some of it: what a
+    decoder keeps of its encoder is written once."""
+    if not filled:
+        return []
+    written = {id(t) for t in filled}
+    kept, seen = {id(t): t for t in filled}, set[int]()
+    todo = [value for value in got if isinstance(value, list | tuple | dict)]
+    while todo:
+        inside = todo.pop()
+        if id(inside) in seen or len(seen) > _MOST:
+            continue
+        seen.add(id(inside))
+        values = list(islice(inside.values() if isinstance(inside, dict) else inside, _MOST))
+        todo += [value for value in values if isinstance(value, list | tuple | dict)]
+        if any(id(value) in written for value in values):
+            kept |= {id(t): t for t in values if isinstance(t, torch.Tensor) and t.dtype.is_floating_point}
+    return list(kept.values())
 
 
 def _lengths(found: Iterable[tuple[int, ...]]) -> Iterable[tuple[Key, int]]:

@@ -14,10 +14,11 @@ from .rerun import Source
 if TYPE_CHECKING:
     from .flow import Flow
 
-__all__ = ["CONVOLUTIONS", "Adapted", "activation", "adapted", "adds_bias", "is_lookup", "is_product"]
+__all__ = ["CONVOLUTIONS", "TRANSPOSED", "Adapted", "activation", "adapted", "adds_bias", "is_lookup", "is_product"]
 
 #: In one call; a program without gradients may be recorded by the name that it called.
-CONVOLUTIONS = frozenset(f"aten::{name}" for name in ("convolution", "conv1d", "conv2d", "conv3d"))
+TRANSPOSED = frozenset(f"aten::conv_transpose{sides}" for sides in ("1d", "2d", "3d"))
+CONVOLUTIONS = TRANSPOSED | frozenset(f"aten::{name}" for name in ("convolution", "conv1d", "conv2d", "conv3d"))
 _SUMS = frozenset({"aten::add", "aten::add_"})
 _SCALED = frozenset({"aten::mul", "aten::mul_", "aten::div", "aten::div_"})
 

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from ..graph import Node
+from .adapted import TRANSPOSED
 from .flow import CONVOLUTIONS, Flow
 from .pattern import Check, Found, Pattern, Refused, Trial, agree, arguments, fewer, form_of
 from .rerun import Source
@@ -71,8 +72,11 @@ def _check(flow: Flow, node: int, norm: int | None, activation: int | None) -> C
     """On a small picture: what is computed of each place is the same at all sizes."""
     inputs = flow.inputs(node)
     names = ["input", "weight", "bias", "stride", "padding", "dilation"]
-    names += ["transposed", "output_padding", "groups"] if flow.ops[node] == "aten::convolution" else ["groups"]
-    given = arguments(flow[node], *names)
+    if flow.ops[node] in TRANSPOSED:  # one call of torch, where nothing needs gradients
+        given = {**arguments(flow[node], *names[:-1], "output_padding", "groups", "dilation"), "transposed": True}
+    else:
+        names += ["transposed", "output_padding", "groups"] if flow.ops[node] == "aten::convolution" else ["groups"]
+        given = arguments(flow[node], *names)
     kernel = flow.shape(inputs[1])[2:]
     sides = len(kernel)
     if not 1 <= sides <= 3:
@@ -87,7 +91,7 @@ def _check(flow: Flow, node: int, norm: int | None, activation: int | None) -> C
     x, weight = trial.given(inputs[0]), trial.given(inputs[1])
     how = {name: given[name] for name in ("stride", "padding", "dilation", "groups") if given[name] is not None}
     if given.get("transposed"):
-        expected = _TRANSPOSED[sides - 1](x, weight, bias, output_padding=given["output_padding"], **how)
+        expected = _TRANSPOSED[sides - 1](x, weight, bias, output_padding=given["output_padding"] or 0, **how)
     else:
         expected = _FORWARD[sides - 1](x, weight, bias, **how)
     groups, channels = given["groups"] or 1, whole[-sides - 1]

@@ -24,8 +24,8 @@ from ..._ext import lazy as _core
 from ...devices import mode
 from ...engine.record.predict import MOST_KNOWN, little
 from ...ops import about
-from ...ops.decisions import ARITHMETIC, JOINING, NUMBERS, REDUCING, ROUTING
-from . import assumptions, waiting_loops
+from ...ops.decisions import ARITHMETIC, NUMBERS, REDUCING, ROUTING
+from . import assumptions, partly_known, waiting_loops
 
 __all__ = [
     "TO_SPARSE", "balanced", "decide", "draw", "elements", "install", "keeps", "lose", "meet", "read", "rows",
@@ -49,6 +49,7 @@ def balanced(on: bool) -> Iterator[None]:
         yield
     finally:
         _balanced = before
+        partly_known.forget()
         _equal.clear()
         _rows.clear()
         _kept.clear()
@@ -151,6 +152,7 @@ def sizes(name: str, t: Any) -> bool:
 def meet(call: int, info: Any, inputs: list[Any], results: list[Any], values: list[Any]) -> None:
     """Before a call is computed: note which rows the mask keeps that it makes; take unknown places for the first."""
     _combine(call, info, inputs, results, values)
+    partly_known.note(info.name, inputs, results, values, functools.partial(_on, call, info))
     if info.name == "aten::scatter_" and len(inputs) == 2 and values[1] is None:
         _at_the_first(call, info, inputs, values)
 
@@ -174,6 +176,10 @@ def _combine(call: int, info: Any, inputs: list[Any], results: list[Any], values
     """
     if info.name in _NOT and results and inputs[0] in _kept and waiting_loops.inside():
         _rows[results[0]] = torch.zeros(results[0].shape, dtype=torch.bool, device="cpu")
+        return
+    found = partly_known.equal(info.name, inputs, values, functools.partial(_on, call, info))
+    if found is not None and results and found.shape == results[0].shape:
+        _rows[results[0]] = found.contiguous()
         return
     if info.name not in _COMBINING or not results or any(t.dtype is not torch.bool for t in (*inputs, *results)):
         return
@@ -207,7 +213,7 @@ def rows(t: Any, op: str, value: torch.Tensor | None) -> torch.Tensor | None:
     and for other ops (`op` may be "")."""
     if not op or t.dtype is not torch.bool or (found := _rows.get(t)) is None or not about(op).sizes_from_values:
         return value
-    assumptions.full(t, op, value=True)
+    assumptions.full(t, op, value=uniform(t) if t in _equal else True)
     return found  # type: ignore[no-any-return]
 
 
@@ -278,9 +284,6 @@ def decide(call: int, info: Any, inputs: list[Any], results: list[Any], values: 
             return _calculate(call, info, inputs, made, values)
     elif info.name in ARITHMETIC and made.dtype is not torch.bool:
         return _carry(call, info, inputs, results, values)
-    elif info.name in JOINING:
-        _join(info, inputs, made, values)
-        return False
     if results:
         _decide(call, info, inputs, results, values)
     return False
@@ -344,17 +347,6 @@ def _carry(call: int, info: Any, inputs: list[Any], results: list[Any], values: 
         for i, t in enumerate(inputs):
             values[i] = assumptions.full(t, info.name, value=found[i]) if values[i] is None else values[i]
     return False
-
-
-def _join(info: Any, inputs: list[Any], made: Any, values: list[Any]) -> None:
-    """What was decided joins what is known: the tokens of a sequence, some of which were chosen."""
-    found = [uniform(t) for t in inputs]
-    if any(v is None and f is None for v, f in zip(values, found, strict=True)):
-        return
-    if all(little(t.dtype, t.numel()) for t in (*inputs, made)):
-        for i, t in enumerate(inputs):
-            if values[i] is None:
-                values[i] = torch.full(t.shape, found[i], dtype=t.dtype, device="cpu")
 
 
 def _calculate(call: int, info: Any, inputs: list[Any], made: Any, values: list[Any]) -> bool:
@@ -433,7 +425,8 @@ def _route(call: int, info: Any, inputs: list[Any], results: list[Any]) -> None:
     """Choose among unknown scores: all candidates in turn where there are as many choices, as a balanced router sends
     tokens to experts. Of fewer, those that are chosen together are the first ones, each once: experts of a token.
 
-    Of a vocabulary it is the token in the middle: the first ones, and the last, are those that pad and end sequences.
+    Of a vocabulary it is the token in the middle, and those behind it: the first ones, and the last, are those that pad
+    and end sequences.
     """
     chosen = results[-1]
     if chosen.dtype is not torch.int64 or not inputs[0].dim() or not chosen.numel():
@@ -444,19 +437,21 @@ def _route(call: int, info: Any, inputs: list[Any], results: list[Any]) -> None:
     if info.name == "aten::multinomial" or not isinstance(dim, int) or isinstance(dim, bool):
         dim = -1
     length = inputs[0].shape[dim]
-    if not _balanced and length >= VOCABULARY:
-        _say(chosen, length // 2)
-        return
     each = chosen.shape[dim] if chosen.dim() == inputs[0].dim() else 1  # how many of each row
     together = each if info.name in _DISTINCT else 1
+    middle = length // 2 if not _balanced and length >= VOCABULARY else 0
+    if middle and (together == 1 or chosen.numel() > MOST_KNOWN):
+        _say(chosen, middle)
+        return
     choices = chosen.numel() // each * together
-    in_turn = _balanced or (choices >= length and (together > 1 or info.name != "aten::multinomial"))
+    in_turn = _balanced or (not middle and choices >= length and (together > 1 or info.name != "aten::multinomial"))
     if not _balanced and (chosen.numel() > MOST_KNOWN or not (in_turn or 1 < together <= length)):
         return
     if not _balanced:
-        assumptions.note(chosen, info.name, f"0 … {length - 1} in turn" if in_turn else f"0 … {together - 1}")
+        first = f"{middle} … {middle + together - 1}"
+        assumptions.note(chosen, info.name, f"0 … {length - 1} in turn" if in_turn else first)
     rows = torch.arange(chosen.numel() // each, device="cpu")[:, None]
-    made = (rows * together * in_turn + torch.arange(each, device="cpu")) % max(length, 1)
+    made = (middle + rows * together * in_turn + torch.arange(each, device="cpu")) % max(length, 1)
     if chosen.dim() == inputs[0].dim():  # several of each row
         moved = [n for i, n in enumerate(chosen.shape) if i != dim % chosen.dim()]
         value = made.view(*moved, each).movedim(-1, dim)

@@ -441,7 +441,10 @@ class Estimator(Run):
         sized = [row for row in self._assumed if ops.about(f"aten::{row['op']}").sizes_from_values]
         if sized:
             lines = ", ".join(f"{names[row['file']]}:{row['line']}" for row in sized[:5])
-            how = [words for words, kinds in _SIZED.items() if any(row["op"] in kinds for row in sized)]
+            kept = [row for row in sized if row["value"] is not False or row["last"] is not False]
+            how = [words for words, kinds in _SIZED.items() if any(row["op"] in kinds for row in kept)]
+            if any(row["value"] is False or row["last"] is False for row in sized):
+                how.append("unknown integers are all the same number")
             found.append(f"unknown values decided the amount of work ({lines}): {', '.join(how)}")
         for solver in sorted({row["solver"] for row in self._assumed} - {""}):
             lines = ", ".join(f"{names[row['file']]}:{row['line']}" for row in self._assumed if row["solver"] == solver)

@@ -91,6 +91,7 @@ class Labels:
                 self.attributes[instance.pattern].append(instance.attributes)
                 self.verified[instance.pattern].append(instance.verified)
                 self.places[label].add(_around(graph, instance, keys_of, names))
+            _add_moves(graph, labels, silent)
             cores = {node for instance in instances for node in instance.core}
             own: Counter[tuple[str, Key]] = Counter()
             differentiated = _differentiated(graph)
@@ -155,11 +156,28 @@ class Labels:
         if found := self.of.get(self.key(row, op)):
             return found
         if row.phase == _BACKWARD:
-            if found := self.in_module.get((row.module, _PRODUCT if op in PRODUCTS else _forward(op))):
+            of = _forward(op)
+            if found := self.in_module.get((row.module, _PRODUCT if of in PRODUCTS else of)):
                 return found
             if len(found := self.in_module.get((row.module, _ANY), _NONE)) == 1:
                 return found
         return _NONE
+
+
+def _add_moves(graph: ComputationGraph, labels: dict[int, _Label], silent: set[int]) -> None:
+    """Casts, copies and views that only one instance reads are part of it: autocast's, of its weights and its input."""
+    first, source, phase = graph._first, graph._source, graph._phase
+    readers: dict[int, set[_Label | None]] = defaultdict(set)
+    for node in range(len(graph._call) - 1, -1, -1):
+        if phase[node] == _BACKWARD:
+            continue
+        mine = labels.get(node)
+        if mine is None and len(of := readers[node]) == 1 and not graph._kind[node] and node not in silent:
+            (only,) = of
+            if only is not None and graph._calls[graph._call[node]].op in MOVES:
+                mine = labels[node] = only
+        for read in source[first[node] : first[node + 1]]:
+            readers[read].add(mine)
 
 
 def _around(graph: ComputationGraph, instance: Instance, keys: Mapping[int, Sequence[Key]], names: Names) -> str:

@@ -40,7 +40,10 @@ def gradients(of: Looked) -> Said | None:
     others = max((row["peak_bytes"] for row in of.report["phases"] if row["name"] != "forward"), default=0)
     less = min(of.kinds.get("gradients", 0), of.peak - others)
     share = of.whole(less)
-    text = f"{percent(share)} of the peak is gradients of the iteration before, which the forward pass does not need"
+    text = (
+        f"the peak would be {percent(share)} lower without gradients of the iteration before, which the forward pass "
+        "does not need"
+    )
     to_try = "optimizer.zero_grad() before the forward pass, not after it; without set_to_none=False"
     return Said(text, share, _largest(of, "gradients"), to_try, "peak")
 
@@ -56,8 +59,8 @@ def no_grad(of: Looked) -> Said | None:
     training = [row["peak_bytes"] for row in of.report["phases"] if row["name"] in ("backward", "optimizer")]
     share = of.whole(min(in_vain - needed, of.peak - max(training, default=0)))
     text = (
-        f"models ran with gradients, but no backward pass followed: about {percent(share)} of the peak is activations "
-        "that nothing needs"
+        f"models ran with gradients, but no backward pass followed: the peak would be about {percent(share)} lower "
+        "without activations that nothing needs"
     )
     to_try = "with torch.no_grad(): or torch.inference_mode(): around calls that do not train"
     return Said(text, share, _largest(of, "activations"), to_try, "peak")

@@ -354,11 +354,13 @@ def optimizer(of: Looked) -> Said | None:
     named = ", ".join(sorted(kind.__name__ for kind in kinds))
     to_try = f"fused=True for {named}"
     whole = sum(row.ns for row in mine) / 1e9
+    apart = percent(of.part(whole)) != percent(of.part(sum(r.ns for r in of.rows if r.phase == OPTIMIZER) / 1e9))
+    rest = ", without what makes its state or clips gradients" if apart else ""  # the phase's share is another
     if of.forecast is None:
         # Each optimizer that takes parameters together does more so than clipping does.
         if any("_foreach_" in name for name in names - {"aten::_foreach_mul_"}):
             return None
-        text = f"{percent(of.part(whole))} of the time is {named}: {often}, one by one"
+        text = f"{percent(of.part(whole))} of the time is {named}{rest}: {often}, one by one"
         return Said(text, of.part(whole), of.heaviest(mine), to_try)
     parameters, state = _trained_bytes(of), of.kinds.get("optimizer state", 0)  # gradients are as large as parameters
     read, written = int((2 * parameters + state) / a_step), int((parameters + state) / a_step)
@@ -372,7 +374,7 @@ def optimizer(of: Looked) -> Said | None:
     share = of.part(of.saved({OPTIMIZER: busy - device}, {OPTIMIZER: min(launched, whole) - host}))
     kernels = "one fused kernel" if a_step == 1 else f"{a_step:.3g} fused kernels, one for each step(),"
     text = (
-        f"{named} takes {percent(of.part(whole))} of the time in {often}; {kernels} would save about "
+        f"{named} takes {percent(of.part(whole))} of the time{rest}, in {often}; {kernels} would save about "
         f"{percent(share)}, by the bytes moved"
     )
     return Said(text, share, of.heaviest(mine), to_try)
