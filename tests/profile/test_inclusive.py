@@ -9,6 +9,7 @@ from torch import nn
 
 import mindtorch
 from mindtorch._ext import location
+from mindtorch.engine.semantics import installed_folders
 from mindtorch.profile import Profiler
 from mindtorch.profile.report.lines import package_of
 
@@ -88,6 +89,22 @@ def test_C2_packages_of_files():
     assert package_of(f"/a/dist-packages/b{folder}peft/x.py") == "peft"
     assert package_of(os.__file__) == "standard library"
     assert package_of(__file__) == "" == package_of("site-packages.py")
+
+
+def test_C2_what_pip_put_into_a_folder_of_its_own_is_a_package(tmp_path, monkeypatch):
+    """Of ``pip install --target``, all lines of matplotlib were "the program's own"."""
+    folder, beside = tmp_path / "vendored", tmp_path / "program"
+    for each in (folder, beside, tmp_path / "src"):
+        each.mkdir()
+        monkeypatch.syspath_prepend(str(each))
+    for each in (folder, beside):
+        (each / "somelib-1.0.dist-info").mkdir()
+    monkeypatch.chdir(beside)
+    assert package_of(str(folder / "somelib" / "it.py")) == "somelib" and package_of(str(folder / "one.py")) == "one"
+    assert package_of(str(beside / "train.py")) == "" == package_of(str(tmp_path / "src" / "train.py"))
+    assert str(folder / "_")[:-1] in installed_folders() and str(beside / "_")[:-1] not in installed_folders()
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(folder / "train.py"), raising=False)
+    assert package_of(str(folder / "train.py")) == ""
 
 
 def test_C2_a_library_has_a_row_for_each_package(tmp_path, monkeypatch):

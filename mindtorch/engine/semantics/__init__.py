@@ -16,7 +16,7 @@ import types
 import torch
 
 from mindtorch._ext import context, location, paths
-from mindtorch.base import PACKAGE
+from mindtorch.base import PACKAGE, installed
 from mindtorch.engine.semantics import generation, modules, phases
 from mindtorch.engine.semantics.phases import stage
 
@@ -76,10 +76,10 @@ def skipped_prefixes() -> tuple[str, ...]:
 
 def installed_folders() -> tuple[str, ...]:
     """Where the standard library is, and what is installed, the command included: none of the program's own files."""
-    places = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
     command = getattr(sys.modules.get("mindtorch.cli"), "__file__", None)  # elsewhere than the package, when developed
-    places += [os.path.dirname(command)] if command else []
-    return tuple(dict.fromkeys(path + os.sep for path in (*places, *map(sysconfig.get_path, _LIBRARIES))))
+    places = [os.path.dirname(command)] if command else []
+    libraries = (path + os.sep for path in (*places, *map(sysconfig.get_path, _LIBRARIES)))
+    return tuple(dict.fromkeys((*installed.folders(), *libraries)))
 
 
 _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")

@@ -8,13 +8,12 @@ from collections import Counter
 from typing import Any
 
 from mindtorch._ext import context, location
-from mindtorch.base import sourceline
+from mindtorch.base import installed, sourceline
 from mindtorch.profile.report.columns import LINES, Sums, sums, values
 from mindtorch.profile.report.recording import Recording
 from mindtorch.profile.report.rows import Row
 
 _Place = tuple[str, int, str] | None
-_INSTALLED = ("site-packages", "dist-packages")
 
 
 def line_rows(seen: Recording, rows: list[Row]) -> list[dict[str, Any]]:
@@ -72,8 +71,11 @@ def _totals(rows: list[Row]) -> Counter[_Place]:
 def package_of(file: str) -> str:
     """The installed package that a file is of; "standard library"; empty for any other file."""
     folders = file.split(os.sep)
-    for name in _INSTALLED:
+    for name in installed.NAMES:
         if name in folders[:-1]:
             at = len(folders) - 1 - folders[::-1].index(name)
             return folders[at + 1].removesuffix(".py")
+    for folder in installed.folders():
+        if file.startswith(folder):
+            return file[len(folder) :].split(os.sep)[0].removesuffix(".py")
     return "standard library" if file.startswith(sysconfig.get_path("stdlib") + os.sep) else ""
