@@ -38,6 +38,7 @@ _CALLING = 50_000  # ns of Python for one operation, modules and their hooks inc
 _NORMS = frozenset({"aten::_foreach_norm", "aten::linalg_vector_norm"})  # of gradients that are clipped
 _STARTS = 10**8  # ns that workers of a DataLoader take to start and to end, about
 _HANDED = 0.1  # of the ops: so many are no odd one of a data set's
+_TOLD = 0.005  # of the time: less is 0 %
 _FEW = 4  # calls of an optimizer's step: so few are no loop over parameters
 
 
@@ -49,6 +50,7 @@ def data(of: Looked) -> Said | None:
     spent = [row.ns for row in starting] + [ns for (what, at), ns in waits if what == WORKERS and at not in there]
     ns = sum(row.ns for row in mine)
     waited, part = of.part(ns / 1e9), of.part(sum(spent) / 1e9)
+    part = part if part >= _TOLD else 0.0
     more = f", and for another {percent(part)} the DataLoader starts and ends workers" if part else ""
     text = f"{percent(waited)} of the time the model waits for data{more}"
     return Said(text, waited + part, of.heaviest(mine), _load_faster(of.seen.loaded, ns))
@@ -226,7 +228,7 @@ def reads(of: Looked) -> Said | None:
         f"the program reads values from the device {of.an_iteration(count, '×')}: about {percent(share)} of the time, "
         "because the device is idle after each read until the next launch"
     )
-    to_try = "keep values on the device (torch.where, a sum that is read once at the end) instead of .item() and .cpu()"
+    to_try = "values that stay on the device (torch.where, a sum read once at the end) instead of .item() and .cpu()"
     return Said(text, share, of.busiest(reads), to_try)
 
 
