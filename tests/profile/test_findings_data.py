@@ -159,3 +159,13 @@ def test_C2_a_first_iteration_that_does_other_work_is_no_finding() -> None:
     report = measured(encode_and_decode)
     assert report["steps"]["count"] == 6 and report["steps"]["first_s"] > 2 * report["steps"]["time_s"]["median"]
     assert "first-iteration" not in ids(report)
+
+
+def test_C2_finding_python_line_has_the_hits_that_were_counted() -> None:
+    """It advised --hits in a run with --hits."""
+    with Profiler(whole=True, hits=True) as seen:
+        for _ in range(3):
+            nn.Identity()(torch.ones(1))
+            time.sleep(0.1)
+    (row,) = (row for row in seen.report()["findings"] if row["id"] == "python-line")
+    assert row["try"].endswith("; the line is reached 3 times")

@@ -113,7 +113,7 @@ def python(of: Looked) -> Said | None:
     share = of.part(seconds)
     if where is None or share < _IDLE or where not in rows:
         return None
-    often = "genie profile --hits says how often the line runs"
+    often = _how_often(of, where)
     to_try = f"the same on whole tensors, or {'once before the' if of.seen.spans else 'outside any'} loop; {often}"
     if package := package_of(where[0]):  # whose lines nobody here changes, and --hits does not count
         to_try = f"fewer calls into {package} there, or one call on larger tensors"
@@ -121,6 +121,12 @@ def python(of: Looked) -> Said | None:
         to_try = f"fewer calls at that line, which is outside the iterations; {often}"
     text = f"{percent(share)} of the time is Python at one line, between operations"
     return Said(text, share, of.heaviest(rows[where]), to_try)
+
+
+def _how_often(of: Looked, where: Any) -> str:
+    if of.seen.hits:
+        return f"the line is reached {counted(of.seen.hits.get(of.seen.reached, {}).get(where, 0), 'time')}"
+    return "genie profile --hits says how often the line runs"
 
 
 def _outside_iterations(of: Looked, where: Any) -> bool:
