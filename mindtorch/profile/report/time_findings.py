@@ -83,7 +83,8 @@ def _starting(of: Looked) -> list[Row]:
 
 
 def python(of: Looked) -> Said | None:
-    """Of a measured run: a line that takes long between operations, longer than calling them, and waits for nobody.
+    """Of a measured run: a line that takes long between operations, longer than calling them, and waits for nobody,
+    nor, as far as is known, for a processor.
 
     Between the operations of a backward pass, and of an optimizer of torch's, it is torch that works, at the line that
     called it. What `first` tells of is left out, as far as the line is there.
@@ -111,7 +112,8 @@ def python(of: Looked) -> Said | None:
     if first(of) is not None:
         seconds = min(seconds, of.time_s - of.report["steps"]["first_s"])
     share = of.part(seconds)
-    if where is None or share < _IDLE or where not in rows:
+    # Where the program waited for a processor, nobody knows: it may have been at that line alone.
+    if where is None or share - of.seen.queued < _IDLE or where not in rows:
         return None
     often = _how_often(of, where)
     to_try = f"the same on whole tensors, or {'once before the' if of.seen.spans else 'outside any'} loop; {often}"
