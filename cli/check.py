@@ -205,7 +205,8 @@ def _refusals(
     elif kind == "not known" and assumed and not blame.says_so(error):
         last = blame.assumption_behind(error, assumed)
         place = f"{last['file'].rpartition('/')[2]}:{last['line']}"
-        note = f"{last['op']} at {place} was assumed to be {last['last']}: --assume changes that"
+        what = f"what {last['op']} reads" if last["operand"] else last["op"]
+        note = f"{what} at {place} was assumed to be {last['last']}: --assume changes that"
     return [_row(kind, type(error).__name__, str(error), file, line, note)]
 
 
