@@ -207,7 +207,8 @@ def _refusals(
     elif kind == "not known" and assumed and not blame.says_so(error):
         last = blame.assumption_behind(error, assumed)
         place = f"{last['file'].rpartition('/')[2]}:{last['line']}"
-        note = f"{last['op']} at {place} was assumed to be {assumption(last['last'])}: --assume changes that"
+        what = f"what {last['op']} reads" if last["operand"] else last["op"]
+        note = f"{what} at {place} was assumed to be {assumption(last['last'])}: --assume changes that"
     return [_row(kind, type(error).__name__, str(error), file, line, note)]
 
 
@@ -251,12 +252,13 @@ _PYTHONS = (ArithmeticError, AssertionError, AttributeError, LookupError, NameEr
 
 def _place(program: Program, error: BaseException) -> tuple[str, int]:
     """Of the frames in the program's own folder the innermost; else the innermost that is no library's."""
+    from mindtorch.profile.report.lines import package_of
+
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, SyntaxError) and error.filename:
         return error.filename, error.lineno or 0
     folder = os.path.dirname(os.path.abspath(program.path))
-    libraries = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", "<")
-    own = [f for f in frames if not any(part in f.filename for part in libraries)]
+    own = [f for f in frames if not f.filename.startswith("<") and package_of(f.filename) in ("", "standard library")]
     here = [f for f in own if os.path.abspath(f.filename).startswith(folder + os.sep)]
     for found in (here, own, frames):
         if found:

@@ -107,7 +107,8 @@ def assumed(report: dict[str, Any], canvas: Canvas) -> None:
         times = f" ×{row['calls']}" if row.get("calls", 1) > 1 else ""
         first, last = assumption(row.get("value")), assumption(row.get("last", row.get("value")))
         value = first if first == last else f"{first}, {last}" if "…" in first else f"{first} … {last}"
-        text = f"{row.get('op')} = {value}{times}  {_line(row, names)}  {row.get('source') or ''}"
+        what = f"{row.get('op')} {'reads' if row.get('operand') else '='}"  # an operand's, or what it gives
+        text = f"{what} {value}{times}  {_line(row, names)}  {row.get('source') or ''}"
         canvas.paragraph(clean(text), "dim", "      ")
     if len(rows) > 20:
         canvas.paragraph(f"and {counted(len(rows) - 20, 'more line')}: --json has them all", "dim", "      ")

@@ -1,4 +1,4 @@
-"""Folders that packages are installed into: what is in them is none of the program's own."""
+"""Folders that packages are installed in: those with the usual names, and others that pip has filled."""
 
 from __future__ import annotations
 
@@ -12,22 +12,35 @@ NAMES = ("site-packages", "dist-packages")
 
 
 def folders() -> tuple[str, ...]:
-    """Those that modules are found in now, absolute: by their names, or as pip keeps its notes there, too, as after
-    ``pip install --target``. The folder of the script and the current one are the program's, with whatever is in
-    them."""
-    own = (sys.path[0] if sys.path else "", os.path.dirname(sys.argv[0]) if sys.argv else "")
-    return _folders(tuple(sys.path), frozenset(os.path.abspath(path) for path in (*own, os.curdir)))
+    """Those on ``sys.path``, absolute, with a separator at the end.
+
+    ``pip install --target`` fills any folder. The current one, and that of the program, are none nevertheless: some
+    programs have their packages beside their own files.
+    """
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    own = {_current(), *(os.path.dirname(os.path.abspath(path)) for path in (main, *sys.argv[:1]) if path)}
+    return _among(tuple(str(path) for path in sys.path if path), frozenset(own))
 
 
 @functools.lru_cache(maxsize=8)
-def _folders(paths: tuple[str, ...], own: frozenset[str]) -> tuple[str, ...]:
-    found = [os.path.abspath(path) for path in paths if path]
-    return tuple(dict.fromkeys(path for path in found if os.path.basename(path) in NAMES or
-                               (path not in own and _has_notes(path))))  # fmt: skip
+def _among(paths: tuple[str, ...], own: frozenset[str]) -> tuple[str, ...]:
+    found = (os.path.abspath(path) for path in paths)
+    return tuple(dict.fromkeys(
+        os.path.join(path, "") for path in found
+        if os.path.basename(path) in NAMES or (path not in own and _is_filled(path))
+    ))  # fmt: skip
 
 
-def _has_notes(path: str) -> bool:
+def _is_filled(folder: str) -> bool:
     try:
-        return any(name.endswith(".dist-info") for name in os.listdir(path))
+        with os.scandir(folder) as entries:
+            return any(entry.name.endswith(".dist-info") for entry in entries)
     except OSError:  # a zip file, or nothing
         return False
+
+
+def _current() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return ""

@@ -98,6 +98,15 @@ def test_C4_an_estimate_goes_on_after_arithmetic_with_what_nobody_knows(here: Pa
     assert genie("--target", "l4", "--assume", "0", "psnr.py").exit_code == (made not in ("1 / (1 - x)",))
 
 
+def test_C4_what_an_operation_reads_is_no_result_of_it(here: Path) -> None:
+    """gpytorch's torch.equal(x1, x2) was told as "equal = 1e-12"."""
+    (here / "same.py").write_text(
+        "import torch\na = torch.randn(2).cuda()\nprint(torch.equal(a, a * 2), a[0].item())\n"
+    )
+    result = genie("--target", "l4", "same.py")
+    assert "equal reads 1e-12 ×2" in result.output and "item = 1e-12" in result.output
+
+
 def test_C4_what_the_script_decides_can_be_assumed(here: Path) -> None:
     result = genie("--target", "l4", "--assume", "1000", "train.py")
     assert result.exit_code == 0 and "diverged" in result.output

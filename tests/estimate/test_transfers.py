@@ -60,6 +60,8 @@ def test_C4_what_is_saved_is_copied_to_the_host_each_storage_once(tmp_path: Path
         (lambda: torch.empty(NUMBER).copy_(buffer()), 1, "4.00", 0.133),
         (lambda: torch.nn.Linear(1024, 1024, bias=False).cuda(), 1, "4.00", 0.133),
         (lambda: torch.arange(NUMBER, dtype=torch.int32).cuda(), 1, "4.00", 0.133),
+        (lambda: torch.empty(NUMBER).cuda() * torch.tensor(2.0), 1, "4.00", 0.133),  # a number is a kernel's argument
+        (lambda: torch.empty(NUMBER).cuda()[torch.tensor([1, 2])], 2, "4.00", 0.133),  # an index is moved
     ],
 )
 def test_C4_transfers_are_told_with_their_bytes(

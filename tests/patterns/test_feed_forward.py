@@ -86,6 +86,8 @@ ARE: dict[str, tuple[Form, str, bool]] = {
     "norm before the sum": (lambda b, x: x + b.norm(b.down(F.relu(b.up(x)))), "relu", False),
     "bias by itself": (lambda b, x: x + b.down(F.relu(b.norm(x) @ b.weight + b.bias)), "relu", False),
     "scaled": (lambda b, x: x + 0.5 * b.down(F.silu(b.up(b.norm(x)))), "silu", False),
+    "scaled past it": (lambda b, x: b.norm(1.7 * x + b.down(F.relu(b.up(x)))), "relu", False),  # as DeepNorm is
+    "scaled by weights past it": (lambda b, x: x * b.other + b.down(F.relu(b.up(b.norm(x)))), "relu", False),
     "silu, gated": (gated(F.silu), "silu", True),
     "gelu, gated": (gated(F.gelu), "gelu", True),
     "sigmoid, gated": (gated(torch.sigmoid), "sigmoid", True),
@@ -102,6 +104,8 @@ ARE_NONE: dict[str, Form] = {
     "a shifted activation": plain(lambda x: F.relu(x - 0.5)),
     "no residual": lambda b, x: b.down(F.relu(b.up(b.norm(x)))),
     "residual of another tensor": lambda b, x: b.other + b.down(F.relu(b.up(b.norm(x)))),
+    "residual of another tensor, scaled": lambda b, x: 1.7 * b.other + b.down(F.relu(b.up(b.norm(x)))),
+    "a product past it": lambda b, x: x * x.mean() + b.down(F.relu(b.up(b.norm(x)))),
     "a gate for channels": lambda b, x: x * torch.sigmoid(b.down(F.relu(b.up(x.mean(1, keepdim=True))))),
     "a second reader": lambda b, x: (lambda h: x + b.down(h) + h.mean())(F.relu(b.up(b.norm(x)))),
     "a softmax between": lambda b, x: x + b.down(b.up(b.norm(x)).softmax(-1)),

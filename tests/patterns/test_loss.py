@@ -51,6 +51,14 @@ FORMS: dict[str, tuple[Callable[[], Tensor], str, int]] = {
     "of a sequence, classes last": (
         lambda: F.nll_loss(F.log_softmax(likely(2, 5, 7), -1).view(-1, 7), classes(10)), "cross-entropy", 3,
     ),
+    "of a sequence, classes last, then second": (
+        lambda: F.nll_loss(F.log_softmax(likely(2, 9, 7), -1).transpose(1, 2), classes(2, 9)), "cross-entropy", 5,
+    ),
+    "of an image, classes last, then second": (
+        lambda: F.nll_loss(F.log_softmax(likely(2, 5, 9, 7), -1).permute(0, 3, 1, 2), classes(2, 5, 9)),
+        "cross-entropy", 3,
+    ),
+    "of a volume": (lambda: F.cross_entropy(likely(2, 7, 3, 4, 5), classes(2, 3, 4, 5)), "cross-entropy", 3),
     "of probabilities": (lambda: F.nll_loss(A, classes(5)), "negative log-likelihood", 1),
     "of the first rows": (lambda: F.nll_loss(F.log_softmax(A, 1)[:3], classes(3)), "negative log-likelihood", 1),
     "of chosen rows": (
@@ -93,6 +101,9 @@ def test_L13_a_loss_too_large_to_try_is_not_said_to_be_proven() -> None:
 
 NEAR: dict[str, Callable[[], object]] = {
     "another axis": lambda: F.nll_loss(F.log_softmax(likely(7, 7), 0), classes(7)),
+    "a sequence's other axis": lambda: F.nll_loss(F.log_softmax(likely(2, 7, 7), 2), classes(2, 7)),
+    "the other axis, moved": lambda: F.nll_loss(F.log_softmax(likely(2, 7, 7), 1).transpose(1, 2), classes(2, 7)),
+    "the other axis of two": lambda: F.nll_loss(F.log_softmax(likely(2, 2, 2), 2), classes(2, 2)),
     "an image's other axis": lambda: F.nll_loss(F.log_softmax(likely(2, 7, 7, 9), 2), classes(2, 7, 9)),
 }
 
@@ -101,6 +112,11 @@ NEAR: dict[str, Callable[[], object]] = {
 def test_L13_what_only_looks_like_a_loss_is_none(name: str) -> None:
     (found,) = losses(NEAR[name])
     assert found.refused == "it does not compute cross-entropy"
+
+
+def test_L13_a_softmax_over_another_number_of_classes_is_no_loss() -> None:
+    (found,) = losses(lambda: F.nll_loss(F.log_softmax(likely(2, 7, 9), 2), classes(2, 9)))
+    assert found.refused == "its classes are on another axis than its softmax"
 
 
 def test_L13_logarithms_of_probabilities_that_nobody_takes_a_loss_of_are_none() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from mindtorch.profile import Profiler
 from mindtorch.profile.report import time_findings
+from mindtorch.profile.report.build import build_report
 from mindtorch.profile.report.recording import Loaded
 from tests.profile.test_findings import Slow, ids, measured, the
 
@@ -159,3 +161,26 @@ def test_C2_a_first_iteration_that_does_other_work_is_no_finding() -> None:
     report = measured(encode_and_decode)
     assert report["steps"]["count"] == 6 and report["steps"]["first_s"] > 2 * report["steps"]["time_s"]["median"]
     assert "first-iteration" not in ids(report)
+
+
+def test_C2_finding_python_line_has_the_hits_that_were_counted() -> None:
+    """It advised --hits in a run with --hits."""
+    with Profiler(whole=True, hits=True) as seen:
+        for _ in range(3):
+            nn.Identity()(torch.ones(1))
+            time.sleep(0.1)
+    (row,) = (row for row in seen.report()["findings"] if row["id"] == "python-line")
+    assert row["try"].endswith("; the line is reached 3 times")
+
+
+def test_C2_no_finding_python_line_where_a_program_may_have_waited_for_a_processor() -> None:
+    """One wait of 50 ms on a busy machine was "21 % of the time is Python at one line"."""
+    with Profiler(whole=True) as seen:
+        for _ in range(2):
+            torch.ones(2), time.sleep(0.1), torch.ones(2)
+    recording = seen.recording()
+    found = [
+        [row["id"] for row in build_report(dataclasses.replace(recording, queued=queued))["findings"]]
+        for queued in (0.0, 0.6, 0.9)
+    ]
+    assert found == [["python-line"], ["python-line"], []]

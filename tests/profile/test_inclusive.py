@@ -91,19 +91,23 @@ def test_C2_packages_of_files():
     assert package_of(__file__) == "" == package_of("site-packages.py")
 
 
-def test_C2_what_pip_installed_into_a_folder_of_its_own_is_a_library(tmp_path, monkeypatch):
-    """Packages on PYTHONPATH, as after ``pip install --target``, counted as the program's own files."""
-    for name, notes in (("target", True), ("sources", False), ("bundle", True)):
-        (tmp_path / name / "thing").mkdir(parents=True)
-        if notes:
-            (tmp_path / name / "thing-1.0.dist-info").mkdir()
-        monkeypatch.syspath_prepend(str(tmp_path / name))
-    monkeypatch.setattr(sys, "argv", [str(tmp_path / "bundle" / "script.py")])  # beside its packages
-    monkeypatch.syspath_prepend("")
-    of = {name: package_of(str(tmp_path / name / "thing" / "x.py")) for name in ("target", "sources", "bundle")}
-    assert of == {"target": "thing", "sources": "", "bundle": ""}
-    folders = installed_folders()
-    assert str(tmp_path / "target") + os.sep in folders and not {str(tmp_path / "bundle") + os.sep} & {*folders}
+def test_C2_what_pip_put_into_a_folder_of_its_own_is_a_package(tmp_path, monkeypatch):
+    """Of ``pip install --target``, all lines of matplotlib were "the program's own"."""
+    folder, beside = tmp_path / "vendored", tmp_path / "program"
+    for each in (folder, beside, tmp_path / "src"):
+        each.mkdir()
+        monkeypatch.syspath_prepend(str(each))
+    for each in (folder, beside):
+        (each / "somelib-1.0.dist-info").mkdir()
+    monkeypatch.chdir(beside)
+    assert package_of(str(folder / "somelib" / "it.py")) == "somelib" and package_of(str(folder / "one.py")) == "one"
+    assert package_of(str(beside / "train.py")) == "" == package_of(str(tmp_path / "src" / "train.py"))
+    assert str(folder / "_")[:-1] in installed_folders() and str(beside / "_")[:-1] not in installed_folders()
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(folder / "train.py"), raising=False)
+    assert package_of(str(folder / "train.py")) == ""
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(beside / "train.py"), raising=False)
+    monkeypatch.setattr(sys, "argv", [str(folder / "train.py")])
+    assert package_of(str(folder / "train.py")) == ""
 
 
 def test_C2_a_library_has_a_row_for_each_package(tmp_path, monkeypatch):

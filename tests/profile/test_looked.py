@@ -11,6 +11,7 @@ import pytest
 
 from mindtorch._ext import context
 from mindtorch.profile.report import looked, time_findings
+from mindtorch.profile.report.recording import WORKERS
 from mindtorch.profile.report.rows import Row
 
 _LIBRARY = str(Path(sysconfig.get_path("stdlib"), "site-packages", "library.py"))
@@ -76,3 +77,17 @@ def test_C2_counts_are_per_iteration_where_there_are_iterations() -> None:
     assert of().an_iteration(12, "×") == "12 ×"
     assert of(1).an_iteration(12, "×") == "12 × an iteration"
     assert of(5, 1).an_iteration(12_000, "operations") == "3,000 operations an iteration"
+
+
+@pytest.mark.parametrize(("ns", "told"), [(4 * 10**6, False), (10**7, True)])
+def test_C2_workers_that_start_in_no_time_are_not_told_of(ns: int, told: bool) -> None:
+    """It said "for another 0 % the DataLoader starts and ends workers"."""
+    stage = SimpleNamespace(waits={(WORKERS, 4): ns})
+    seen: Any = SimpleNamespace(names={}, mode="measured", stages={"main": stage}, reached="main", loaded=None)
+    seen.children = {}
+    report = {"totals": {"time_s": 1.0}, "memory": None, "steps": {"count": 0, "warmup": 0}}
+    rows = [Row(1, 0, 4, time_findings.DATA, 1, 150 * 10**6, 0)]
+    said = time_findings.data(looked.Looked(seen, report, rows, None, SimpleNamespace()))  # type: ignore[arg-type]
+    more = ", and for another 1 % the DataLoader starts and ends workers" if told else ""
+    assert said is not None and said.text == f"15 % of the time the model waits for data{more}"
+    assert said.share == pytest.approx(0.16 if told else 0.15)

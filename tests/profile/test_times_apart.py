@@ -1,5 +1,6 @@
 """C2: what went into recording, loading modules and compiling is in no named stretch, and in no iteration's time."""
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -141,3 +142,18 @@ def test_C1_a_programs_own_loop_is_watched_only_so_far_after_a_call(monkeypatch)
         (sample,) = profiler.sampling.samples
         lengths.append(len(sample.graph))
     assert [length - lengths[0] for length in lengths] == [0, 9, 10, 11, 11, 11]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="threads are counted as Linux lists them")
+def test_C2_the_clock_stops_before_genie_waits_for_its_own_thread(monkeypatch) -> None:
+    """Half of a program of 10 ms was the 5 ms until the sampling thread had ended, at the program's last line."""
+
+    def threads() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    at_stop = []
+    with Profiler() as profiler:
+        torch.ones(2).sum()
+        stop = profiler.collector.stop
+        monkeypatch.setattr(profiler.collector, "stop", lambda: (at_stop.append(threads()), stop()))
+    assert at_stop[0] > threads()

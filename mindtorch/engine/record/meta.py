@@ -338,7 +338,8 @@ _FastMetaTensor: Any = classes.family(MetaTensor, MetaParameter)
 def as_meta(t: torch.Tensor, place: int) -> Any:
     """A MetaTensor that says of itself what is known of any tensor ``t``."""
     if mode.now.estimate is not None:
-        mode.now.estimate.moves(t, place)
+        if t.dim():  # else a kernel gets the number with its arguments
+            mode.now.estimate.moves(t, place)
         return mode.now.estimate.adopt(t, place)
     return _core.hold(t, place, None, torch.is_grad_enabled() and not t.requires_grad)  # autograd may track t itself
 

@@ -76,10 +76,10 @@ def skipped_prefixes() -> tuple[str, ...]:
 
 def installed_folders() -> tuple[str, ...]:
     """Where the standard library is, and what is installed, the command included: none of the program's own files."""
-    places = list(installed.folders())
     command = getattr(sys.modules.get("mindtorch.cli"), "__file__", None)  # elsewhere than the package, when developed
-    places += [os.path.dirname(command)] if command else []
-    return tuple(dict.fromkeys(path + os.sep for path in (*places, *map(sysconfig.get_path, _LIBRARIES))))
+    places = [os.path.dirname(command)] if command else []
+    libraries = (path + os.sep for path in (*places, *map(sysconfig.get_path, _LIBRARIES)))
+    return tuple(dict.fromkeys((*installed.folders(), *libraries)))
 
 
 _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")

@@ -159,6 +159,7 @@ def _is_join(flow: Flow, node: int, got: Source) -> bool:
     if flow.ops[node] not in _SUMS or len(flow.inputs(node)) != 2:
         return False
     others = {flow.behind(source)[0] for source in flow.inputs(node)}
+    others |= {flow.behind(source)[0] for at, _ in others if _is_scaled(flow, at) for source in flow.inputs(at)}
     for _ in range(3):  # what else it adds may be a sum: of what was got, and of another block's
         others |= {flow.behind(source)[0] for at, _ in others if flow.ops[at] in _SUMS for source in flow.inputs(at)}
     if got in others:
@@ -171,6 +172,13 @@ def _is_join(flow: Flow, node: int, got: Source) -> bool:
     known = {source for n in before for source in flow.inputs(n)} | {got}
     known |= {flow.behind(source)[0] for source in known}
     return bool(others & known)
+
+
+def _is_scaled(flow: Flow, node: int) -> bool:
+    """Is it a tensor times a number, or a weight? Deep networks scale what goes past a block (DeepNorm)."""
+    if not flow.is_op(node) or flow.ops[node] not in ("aten::mul", "aten::mul_", "aten::div"):
+        return False
+    return sum(not flow.is_leaf(source[0]) for source in flow.inputs(node)) == 1
 
 
 def _check(flow: Flow, nodes: set[int], given: list[Source], hidden: Source) -> Check:

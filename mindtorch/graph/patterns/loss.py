@@ -170,18 +170,22 @@ def _check_likelihood(flow: Flow, node: int, logarithm: int | None, nodes: set[i
     source = flow.inputs(node)[0] if logarithm is None else flow.inputs(logarithm)[0]
     target = flow.inputs(node)[1]
     shape, whole = flow.shape(source), flow.shape(target)
-    images = len(flow.shape(flow.inputs(node)[0])) == 4
-    axis = 1 if images else -1
-    if images and len(shape) not in (3, 4):
+    moved = any(flow.moves(n) for n in nodes)
+    axis = 1 if len(flow.shape(flow.inputs(node)[0])) == 4 else -1  # of an image, else of rows
+    if axis == 1 and moved and logarithm is not None:  # of a sequence, say, whose classes were last in the softmax
+        axis = arguments(flow[logarithm], "input", "dim")["dim"] % len(shape)
+    if math.prod(shape) != math.prod(whole) * shape[axis]:
         raise Refused("its classes are on another axis than its softmax")
     small, wanted = shape, whole
-    if not any(flow.moves(n) for n in nodes):  # else views name sizes
+    if not moved:  # else views name sizes
         small = (min(shape[0], _FEW), shape[1], *(min(n, _FEW) for n in shape[2:])) if len(shape) > 1 else shape
         wanted = tuple(min(n, _FEW) for n in whole)
     trial = Trial(flow, nodes, shapes={} if small == shape else {source: small, target: wanted})
     given = arguments(flow[node], "input", "target", "weight", "reduction", "ignored")
     weight, ignored = trial.argument(flow[node], given["weight"]), given["ignored"]
-    classes = torch.arange(int(torch.Size(wanted).numel()), device="cpu") % small[axis]
+    classes = torch.arange(int(torch.Size(wanted).numel()), device="cpu")
+    # Where axes change places, rows and classes do not count alike: one axis would pass for another as long.
+    classes = (classes // 2 + 1 if moved else classes) % small[axis]
     if classes.numel() > 1:
         classes[-1] = ignored
     (found,) = trial.run((node, 0), given={target: classes.reshape(wanted)})

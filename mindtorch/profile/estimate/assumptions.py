@@ -69,13 +69,15 @@ def full(t: torch.Tensor, op: str, value: Any = None) -> torch.Tensor:
     return torch.empty_strided(size, stride or contiguous(size), dtype=dtype, device="cpu").fill_(value)
 
 
-def answer(t: torch.Tensor, op: str, note: bool = True, value: Any = None, one: bool = False) -> torch.Tensor:
+def answer(
+    t: torch.Tensor, op: str, note: bool = True, value: Any = None, one: bool = False, operand: bool = False
+) -> torch.Tensor:
     """The same for what the program, or its next size, depends on: what waits there comes to its end. one: a single
-    element of it."""
+    element of it. operand: the op reads it, and makes something else of it, which the program is told."""
     dtype, size, stride, _offset, _place = _core.meta_of(_core.get_handle(t))
     value = value_of(dtype) if value is None else value
     if note:
-        value = waiting_loops.turned(value, dtype, _note(op, size, dtype, value))
+        value = waiting_loops.turned(value, dtype, _note(op, size, dtype, value, operand))
     if one:
         return torch.full((), value, dtype=dtype, device="cpu")
     return torch.empty_strided(size, stride or contiguous(size), dtype=dtype, device="cpu").fill_(value)
@@ -131,7 +133,7 @@ def value_of(dtype: torch.dtype) -> Any:
     return max(limits.min, min(limits.max, int(_number or 0)))
 
 
-def _note(op: str, size: Any, dtype: torch.dtype, value: Any) -> int:
+def _note(op: str, size: Any, dtype: torch.dtype, value: Any, operand: bool = False) -> int:
     """Calls of this kind at this line, with this one."""
     file, line, function = _context.location(_context.get_location()) or ("(no line of the program)", 0, "")
     key = (file, line, op)
@@ -149,6 +151,7 @@ def _note(op: str, size: Any, dtype: torch.dtype, value: Any) -> int:
             "value": value,
             "last": value,
             "calls": 0,
+            "operand": operand,
             "solver": _solver(),
         }
     row["calls"] += 1

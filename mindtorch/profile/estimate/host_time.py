@@ -15,7 +15,7 @@ import weakref
 from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from mindtorch.engine.semantics import installed_folders, skipped_prefixes
 from mindtorch.profile.estimate import kernel_limits
 
 _LINES = 5  # told
+_IDLE = 10**6  # ns without running, of a thread that could run: less is what two clocks differ by
 _SEEN_FROM = 12e-3  # seconds: two looks that follow each other are at most half of that apart (`_ext/sampler.pyx`)
 _active: weakref.WeakSet[HostTime] = weakref.WeakSet()
 
@@ -114,26 +115,62 @@ class _Garbage:
 
 
 class _Queue:
-    """How long the calling thread has waited for a processor: another program had it. Linux counts that by thread."""
+    """How long the calling thread has waited for a processor: another program had it. Linux counts that by thread, once
+    the thread runs again; until then, one that could run and does not is waiting."""
 
     def __init__(self) -> None:
-        try:
-            self._file = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            self._file = -1
+        self._clock = -1
+        if hasattr(time, "pthread_getcpuclockid"):  # not on Windows
+            self._clock = time.pthread_getcpuclockid(threading.get_ident())
+        folder = f"/proc/self/task/{threading.get_native_id()}"
+        self._files = [_opened(f"{folder}/{name}") for name in ("schedstat", "stat")]
+        self._told = self._early = 0  # ns: so far; of these, what Linux has not counted yet
+        self._last: _Look | None = None
 
     def waited(self) -> int:
         """Nanoseconds so far; 0 where nobody counts them."""
         try:
-            return int(os.pread(self._file, 80, 0).split()[1])
+            found = self._look()
         except (OSError, ValueError, IndexError):  # not Linux; or the program has closed files that it did not open
             return 0
+        last, self._last = self._last, found
+        if last is None:
+            self._told = found.counted
+            return self._told
+        counted = found.counted - last.counted
+        waited, idle = max(counted - self._early, 0), found.at - last.at - (found.ran - last.ran)
+        if found.could_run and idle > _IDLE:
+            waited = max(waited, idle)
+        self._early = max(self._early + waited - counted, 0) if found.could_run else 0
+        self._told += waited
+        return self._told
+
+    def _look(self) -> _Look:
+        counted = int(os.pread(self._files[0], 80, 0).split()[1])
+        state = os.pread(self._files[1], 400, 0).rpartition(b")")[2].split()[0]  # after its name, which may have spaces
+        return _Look(time.perf_counter_ns(), time.clock_gettime_ns(self._clock), counted, state == b"R")
 
     def close(self) -> None:
-        if self._file >= 0:
+        for file in self._files:
             with contextlib.suppress(OSError):
-                os.close(self._file)
-            self._file = -1
+                os.close(file)
+        self._files = [-1, -1]
+
+
+class _Look(NamedTuple):
+    """at: when, ns. ran, counted: ns that the thread has run, and has waited, as far as Linux has counted that."""
+
+    at: int
+    ran: int
+    counted: int
+    could_run: bool
+
+
+def _opened(file: str) -> int:
+    try:
+        return os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
 
 
 def reads_of(marks: Sequence[int], began: int, stretches: Sequence[tuple[int, int]]) -> Counter[int]:

@@ -409,7 +409,7 @@ def _run(info: Any, args: tuple, kwargs: dict, inputs: list[Any], without_data: 
         for i, t in enumerate(inputs):
             if values[i] is None:
                 note = depends and deciding.sizes(info.name, t)
-                values[i] = assumptions.answer(t, info.name, note, deciding.keeps(info.name, t), elements < 0)
+                values[i] = assumptions.answer(t, info.name, note, deciding.keeps(info.name, t), elements < 0, True)
     try:
         return _on_values(info, args, kwargs, inputs, values, written, exact=False)
     except (RuntimeError, NotImplementedError) as error:

@@ -41,7 +41,7 @@ class OnHost:
         """What the report says, if anything; on_accelerator: whether the program holds something there."""
         left = sum(size for _, size in self._models.values())
         found = [f"{left / 2**20:,.1f} MiB of the model's parameters are on the CPU"] if left >= _LEAST else []
-        return ": ".join([*found, *([] if on_accelerator else [_NOTHING_THERE])])
+        return ", as ".join([*found, *([] if on_accelerator else [_NOTHING_THERE])])
 
 
 def _bytes(model: torch.nn.Module) -> int:

@@ -200,7 +200,6 @@ class Profiler(Run):
     ) -> None:
         self.lines.__exit__(kind, error, trace)
         self.sampling.close()
-        self.collector.sampler.stop()
         self._thread_watch.__exit__()
         self.loading.__exit__()
         self._child_watch.__exit__()
@@ -208,6 +207,7 @@ class Profiler(Run):
         self.devices.stop()
         generation.over()  # while the collector hears of it
         self.collector.stop()
+        self.collector.sampler.stop()  # after the clock: its thread ends when it next wakes, milliseconds later
         self._queued.note(self.collector.stopped, self._run_queue.look())
         self._watch.__exit__()
         self._compile_watch.stop()

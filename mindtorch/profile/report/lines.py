@@ -77,7 +77,7 @@ def package_of(file: str) -> str:
         if name in folders[:-1]:
             at = len(folders) - 1 - folders[::-1].index(name)
             return folders[at + 1].removesuffix(".py")
-    for path in installed.folders():
-        if file.startswith(path + os.sep):
-            return file[len(path) + 1 :].partition(os.sep)[0].removesuffix(".py")
+    for folder in installed.folders():
+        if file.startswith(folder):
+            return file[len(folder) :].split(os.sep)[0].removesuffix(".py")
     return "standard library" if file.startswith(sysconfig.get_path("stdlib") + os.sep) else ""

@@ -38,6 +38,7 @@ _CALLING = 50_000  # ns of Python for one operation, modules and their hooks inc
 _NORMS = frozenset({"aten::_foreach_norm", "aten::linalg_vector_norm"})  # of gradients that are clipped
 _STARTS = 10**8  # ns that workers of a DataLoader take to start and to end, about
 _HANDED = 0.1  # of the ops: so many are no odd one of a data set's
+_TOLD = 0.005  # of the time: less is 0 %
 _FEW = 4  # calls of an optimizer's step: so few are no loop over parameters
 
 
@@ -49,6 +50,7 @@ def data(of: Looked) -> Said | None:
     spent = [row.ns for row in starting] + [ns for (what, at), ns in waits if what == WORKERS and at not in there]
     ns = sum(row.ns for row in mine)
     waited, part = of.part(ns / 1e9), of.part(sum(spent) / 1e9)
+    part = part if part >= _TOLD else 0.0
     more = f", and for another {percent(part)} the DataLoader starts and ends workers" if part else ""
     text = f"{percent(waited)} of the time the model waits for data{more}"
     return Said(text, waited + part, of.heaviest(mine), _load_faster(of.seen.loaded, ns))
@@ -81,7 +83,8 @@ def _starting(of: Looked) -> list[Row]:
 
 
 def python(of: Looked) -> Said | None:
-    """Of a measured run: a line that takes long between operations, longer than calling them, and waits for nobody.
+    """Of a measured run: a line that takes long between operations, longer than calling them, and waits for nobody,
+    nor, as far as is known, for a processor.
 
     Between the operations of a backward pass, and of an optimizer of torch's, it is torch that works, at the line that
     called it. What `first` tells of is left out, as far as the line is there.
@@ -109,9 +112,10 @@ def python(of: Looked) -> Said | None:
     if first(of) is not None:
         seconds = min(seconds, of.time_s - of.report["steps"]["first_s"])
     share = of.part(seconds)
-    if where is None or share < _IDLE or where not in rows:
+    # Where the program waited for a processor, nobody knows: it may have been at that line alone.
+    if where is None or share - of.seen.queued < _IDLE or where not in rows:
         return None
-    often = "genie profile --hits says how often the line runs"
+    often = _how_often(of, where)
     to_try = f"the same on whole tensors, or {'once before the' if of.seen.spans else 'outside any'} loop; {often}"
     if package := package_of(where[0]):  # whose lines nobody here changes, and --hits does not count
         to_try = f"fewer calls into {package} there, or one call on larger tensors"
@@ -119,6 +123,12 @@ def python(of: Looked) -> Said | None:
         to_try = f"fewer calls at that line, which is outside the iterations; {often}"
     text = f"{percent(share)} of the time is Python at one line, between operations"
     return Said(text, share, of.heaviest(rows[where]), to_try)
+
+
+def _how_often(of: Looked, where: Any) -> str:
+    if of.seen.hits:
+        return f"the line is reached {counted(of.seen.hits.get(of.seen.reached, {}).get(where, 0), 'time')}"
+    return "genie profile --hits says how often the line runs"
 
 
 def _outside_iterations(of: Looked, where: Any) -> bool:
@@ -226,7 +236,7 @@ def reads(of: Looked) -> Said | None:
         f"the program reads values from the device {of.an_iteration(count, '×')}: about {percent(share)} of the time, "
         "because the device is idle after each read until the next launch"
     )
-    to_try = "keep values on the device (torch.where, a sum that is read once at the end) instead of .item() and .cpu()"
+    to_try = "values that stay on the device (torch.where, a sum read once at the end) instead of .item() and .cpu()"
     return Said(text, share, of.busiest(reads), to_try)
 
 
