@@ -23,7 +23,7 @@ Report = dict[str, Any]
 _HERE = Path(__file__)
 
 
-pytestmark = pytest.mark.usefixtures("as_it_was")
+pytestmark = pytest.mark.usefixtures("as_it_was", "idle_machine")
 
 
 def line_of(text: str, file: Path = _HERE) -> int:

@@ -17,6 +17,8 @@ from mindtorch.profile.report.build import build_report
 from mindtorch.profile.report.recording import Loaded
 from tests.profile.test_findings import Slow, ids, measured, the
 
+pytestmark = pytest.mark.usefixtures("idle_machine")
+
 STARTING = (
     "num_workers=0 if items are cheap to make: most of that time is until new workers return their first batch, "
     "and until they have ended"

@@ -16,7 +16,7 @@ import types
 import torch
 
 from mindtorch._ext import context, location, paths
-from mindtorch.base import PACKAGE, installed
+from mindtorch.base import PACKAGE, sourceline
 from mindtorch.engine.semantics import generation, modules, phases
 from mindtorch.engine.semantics.phases import stage
 
@@ -79,7 +79,7 @@ def installed_folders() -> tuple[str, ...]:
     command = getattr(sys.modules.get("mindtorch.cli"), "__file__", None)  # elsewhere than the package, when developed
     places = [os.path.dirname(command)] if command else []
     libraries = (path + os.sep for path in (*places, *map(sysconfig.get_path, _LIBRARIES)))
-    return tuple(dict.fromkeys((*installed.folders(), *libraries)))
+    return tuple(dict.fromkeys((*sourceline.installed(), *libraries)))
 
 
 _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")

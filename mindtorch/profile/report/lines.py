@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 from mindtorch._ext import context, location
-from mindtorch.base import installed, sourceline
+from mindtorch.base import sourceline
 from mindtorch.profile.report.columns import LINES, Sums, sums, values
 from mindtorch.profile.report.recording import Recording
 from mindtorch.profile.report.rows import Row
@@ -73,11 +73,11 @@ def _totals(rows: list[Row]) -> Counter[_Place]:
 def package_of(file: str) -> str:
     """The installed package that a file is of; "standard library"; empty for any other file."""
     folders = file.split(os.sep)
-    for name in installed.NAMES:
+    for name in sourceline.INSTALLED:
         if name in folders[:-1]:
             at = len(folders) - 1 - folders[::-1].index(name)
             return folders[at + 1].removesuffix(".py")
-    for folder in installed.folders():
+    for folder in sourceline.installed():
         if file.startswith(folder):
             return file[len(folder) :].split(os.sep)[0].removesuffix(".py")
     return "standard library" if file.startswith(sysconfig.get_path("stdlib") + os.sep) else ""

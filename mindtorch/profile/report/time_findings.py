@@ -1,4 +1,7 @@
-"""Findings about time: what a report shows of waiting, of launching, and of what torch has a faster call for."""
+"""Findings about time: what a report shows of waiting, of launching, and of what torch has a faster call for.
+
+One file: each finding is a function that is read by itself; they share only what is called too little to be told.
+"""
 
 from __future__ import annotations
 
