@@ -87,6 +87,9 @@ def test_R2_what_is_on_a_device_is_run_by_its_worker_alone(spread: SpreadExecuto
     both = [one.sum(), two.sum()]
     assert torch.stack([t.cpu() for t in both]).tolist() == [2000, 1000]
     assert spread.stats["messages"] == sum(e.stats["messages"] for e in spread.executors)
+    spread.executors[1].stats["rebuilt"] = 2  # as of a worker that can be rebuilt, beside one that cannot
+    assert spread.stats["rebuilt"] == 2
+    del spread.executors[1].stats["rebuilt"]
 
 
 def test_R2_views_and_copies_share_what_they_share(spread: SpreadExecutor) -> None:

@@ -48,8 +48,8 @@ class SpreadExecutor(Executor):
         """Those of all executors, summed up, but for their processes."""
         all_ = [executor.stats for executor in self.executors]
         return {
-            name: [each[name] for each in all_] if name == "process" else sum(each[name] for each in all_)
-            for name in all_[0]
+            name: [each[name] for each in all_] if name == "process" else sum(each.get(name, 0) for each in all_)
+            for name in dict.fromkeys(name for each in all_ for name in each)
         }
 
     def _at(self, index: int) -> RemoteExecutor:
