@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import math
 import os
 import re
-import socket
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from .._ext import lazy as _core
-from .._ext.frames import Stream
 from ..base.errors import MaterializationError, SessionLost, UsageError
 from ..base.resources import Resources
 from ..engine.execute import values
@@ -25,29 +22,17 @@ from ..engine.remote.exchange import Repeat
 from ..engine.remote.lineage import Lineage, Parcel
 from ..engine.remote.mirrors import view
 from ..engine.remote.one_thread import one_thread_at_a_time
-from ..engine.remote.pipe import Child, StreamExecutor
+from ..engine.remote.pipe import StreamExecutor
 from ..engine.remote.wire import WireError, dumps, loads
 from . import worker_files
-from .endings import ERROR
 from .link import Link
+from .ray_child import Place, RayChild
 
 __all__ = ["RayExecutor", "executors"]
 
 _tickets = itertools.count(1)
-_BEGINS = 60.0  # seconds for a worker for which there is room
 _DISK = 3600.0  # for it to write or read a file
 _ROOM = 120.0  # seconds without a word from the broker, which says each second that it waits
-
-
-class Place(NamedTuple):
-    """Of an actor: what it asks of Ray (see `Resources.bundle`), which ``part`` of the room that was reserved for
-    several, its name in Ray's dashboard, and its threads, if they are not the program's."""
-
-    bundle: dict[str, float] | None = None
-    room: int | None = None
-    part: int = 0
-    name: str | None = None
-    threads: int | None = None
 
 
 @one_thread_at_a_time
@@ -60,12 +45,12 @@ class RayExecutor(StreamExecutor):
     ``process``, also in ``stats``: the number of the worker's process, on its ``node``.
     """
 
-    _child: _Actor
+    _child: RayChild
     _hands_out = False  # a reply that says that what another one gave has failed there
 
-    def __init__(self, link: Link, device: str = "cpu", actor: _Actor | None = None, lineage: int = 0) -> None:
+    def __init__(self, link: Link, device: str = "cpu", actor: RayChild | None = None, lineage: int = 0) -> None:
         self._given: weakref.WeakValueDictionary[int, _Given] = weakref.WeakValueDictionary()  # not taken yet
-        child = _Actor(link, device, Place()) if actor is None else actor
+        child = RayChild(link, device, Place()) if actor is None else actor
         child.wait()
         if child.place.threads is not None:
             self._kept_there = frozenset({"set_num_threads"})
@@ -79,7 +64,7 @@ class RayExecutor(StreamExecutor):
     def _renewed(self) -> Repeat | None:
         lost = self._child
         try:
-            child = _Actor(lost.link, lost._device, lost.place, heir_of=lost.number)
+            child = RayChild(lost.link, lost._device, lost.place, heir_of=lost.number)
             child.wait()
         except (UsageError, SessionLost):
             return None
@@ -319,7 +304,7 @@ def executors(
         )  # fmt: skip
         link.answer(room, _ROOM, "waiting for room on the cluster")
     places = [Place(bundle, room, i, f"{name} remote_accelerator:{i}", resources.threads) for i in range(workers)]
-    actors = [_Actor(link, device, place) for place in places]
+    actors = [RayChild(link, device, place) for place in places]
     return [RayExecutor(link, device, actor, lineage) for actor in actors]
 
 
@@ -360,87 +345,4 @@ class _Given:
 
     def __init__(self, giver: RayExecutor, message: Any, ticket: int, nbytes: int) -> None:
         self.giver, self.message, self.ticket, self.nbytes = giver, message, ticket, nbytes
-        self.to: _Actor | None = None  # that it was told to be brought to
-
-
-class _Actor(Child):
-    """The actor, and the socket by which messages get to it: the broker is at the other end.
-
-    heir_of: the number of the one that it is for; it has what that one's broker kept.
-    """
-
-    def __init__(self, link: Link, device: str, place: Place, heir_of: int | None = None) -> None:
-        super().__init__(device)
-        self.node = ""
-        self.link, self.place = link, place
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self.number = self.link.ask(
-                "actor", fd=theirs.fileno(), device=device, seconds=_BEGINS, heir_of=heir_of, **place._asdict()
-            )
-        self._socket = ours
-        self.close: Any = weakref.finalize(self, _close, ours, os.getpid())
-
-    def wait(self) -> None:
-        """Until it has begun."""
-        found = self.link.begun(self.number)
-        self.pid, self.node = found["process"], found["node"]
-        self._stream = Stream(self._socket.fileno())
-
-    def number_of(self, message: bytearray) -> int:
-        """Of one that was sent."""
-        return self._begun().ask(message)
-
-    def bring(
-        self, ticket: int, nbytes: int, keep: bool, giver: _Actor | None = None, after: int = 0, again: bool = False
-    ) -> None:
-        """Let what the giver puts aside with its message number ``after`` be here before the next message.
-
-        giver: None: it is kept already. keep: for an heir of this one. again: can both be rebuilt if they are lost?
-        """
-        actor = 0 if giver is None else giver.number
-        self._tell("bring", actor=actor, after=after, ticket=ticket, nbytes=nbytes, keep=keep, again=again)
-
-    def put_aside_only(self, tickets: list[int]) -> None:
-        """Nobody will want anything else of what was put aside."""
-        self._tell("put_aside_only", tickets=tickets)
-
-    def keep_no_parcels(self) -> None:
-        """There will be no heir."""
-        self._tell("keep_no_parcels")
-
-    def _tell(self, do: str, **told: Any) -> None:
-        self._begun().put(json.dumps({"do": do, **told}).encode(), 0)
-
-    def why_ended(self) -> str:
-        """Empty if it has not. Waits until what it does is done."""
-        return str(self.link.answer(self.link.ask("why_ended", actor=self.number), _DISK)["why"])
-
-    def send(self, message: bytearray) -> bytes | None:
-        reply = super().send(message)
-        if reply is not None and reply.startswith(ERROR):
-            raise ConnectionError(reply[len(ERROR) :].decode())
-        return reply
-
-    def _start(self) -> None:
-        raise ConnectionError(self._how_it_is())
-
-    def _look(self) -> None:
-        self.link.look()
-
-    def _how_it_is(self) -> str:
-        return self.link.how_it_is() or f"the worker (process {self.pid} on node {self.node}) was released"
-
-    def end(self) -> None:
-        """Nobody uses the socket's number any more, which may soon be another one's."""
-        self._stream = None
-        self.close()
-
-    def leave(self) -> None:
-        super().leave()
-        self.close.detach()
-
-
-def _close(ours: socket.socket, owner: int) -> None:
-    if os.getpid() == owner:
-        ours.close()
+        self.to: RayChild | None = None  # that it was told to be brought to

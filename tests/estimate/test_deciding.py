@@ -353,3 +353,13 @@ def test_C4_generation_ends_where_its_length_ends(session: None, choose: Any, en
 def test_C4_an_expert_of_few_is_still_found_by_equality(session: None) -> None:
     chosen = nn.Linear(8, 4).cuda()(torch.randn(1, 8, device="cuda")).argmax(-1)
     assert [len(torch.where(chosen == k)[0]) for k in range(4)] == [1, 0, 0, 0] and chosen.item() == 0
+
+
+def test_C4_known_tokens_beside_unknown_ones_are_no_trouble_without_versions(session: None) -> None:
+    """Nobody counts what is written to tensors of inference mode: transformers' generation there ended in an error."""
+    with torch.inference_mode():
+        tokens = torch.tensor([[3, 4]], device="cuda")
+        for _ in range(3):
+            new = nn.Linear(8, 50).cuda()(torch.randn(1, 8, device="cuda")).argmax(-1)
+            tokens = torch.cat([tokens, new[:, None]], -1)
+    assert tokens.shape == (1, 5)

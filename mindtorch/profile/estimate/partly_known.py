@@ -82,7 +82,9 @@ def _of(t: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
     handle = _core.get_handle(t)
     ref, elements, known = _parts.get(_core.root_slot(handle), (None, None, None))
     root = None if ref is None else ref()
-    if root is None or root._version or t.dtype is not elements.dtype:  # type: ignore[union-attr]
+    if root is None or root.is_inference():  # of which nobody counts the writes
+        return None
+    if root._version or t.dtype is not elements.dtype:  # type: ignore[union-attr]
         return None
     _dtype, size, stride, offset, _place = _core.meta_of(handle)
     stride = stride or contiguous(size)
