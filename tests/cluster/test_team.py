@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import mindtorch
-from mindtorch.cluster import nodes, ray_executor
+from mindtorch.cluster import nodes, ray_child, ray_executor
 from mindtorch.cluster.link import Link
 from mindtorch.engine.remote import progress
 
@@ -197,7 +197,7 @@ def test_R2_what_is_no_time_to_wait_is_refused(wait: object, join: Connect) -> N
 def test_R2_a_worker_that_is_slow_to_start_is_no_cluster_without_room(
     join: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_executor, "_BEGINS", 0.05)
+    monkeypatch.setattr(ray_child, "_BEGINS", 0.05)
     with pytest.raises(mindtorch.UsageError, match=r"there is room for the worker, but it did not start within 0.05 s"):
         join()
 
