@@ -13,6 +13,7 @@ from torch import nn
 import mindtorch
 from mindtorch.cluster.link import Link
 from mindtorch.cluster.ray_executor import RayExecutor
+from mindtorch.engine.remote.placing import PlacingExecutor
 
 from ..executors import using
 
@@ -252,4 +253,34 @@ def test_R4_what_two_workers_gave_counts_among_what_is_kept(link: Link) -> None:
             assert taker._nbytes > 4000 * (time + 1) or not taker.complete
         assert not taker.complete
     for executor in small:
+        executor.close()
+
+
+def divided_training(device: str, after: dict[int, RayExecutor]) -> list[float]:
+    torch.manual_seed(5)
+    parts = [nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.1)) for _ in range(6)]
+    net = nn.Sequential(*parts, nn.Linear(64, 1)).to(device)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    x = torch.linspace(-1, 1, 8 * 64).view(8, 64).to(device)
+    torch.manual_seed(6)
+    losses = []
+    for step in range(6):
+        loss = net(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if step in after:
+            end(after[step])
+    return [*losses, *(float(p.detach().double().sum()) for p in net.parameters())]
+
+
+def test_R5_a_divided_model_goes_on_bit_for_bit_when_its_workers_are_killed(link: Link) -> None:
+    executors = [RayExecutor(link, lineage=64 << 20) for _ in range(2)]
+    expected = divided_training("cpu", {})
+    with using(PlacingExecutor(executors, 200_000)) as placing:
+        found = divided_training(LAZY, {1: executors[0], 3: executors[1]})
+        assert found == expected and placing.stats["rebuilt"] >= 2
+        assert all(executor.stats["bytes_up"] > 40_000 for executor in executors), "its weights are on both"
+    for executor in executors:
         executor.close()
