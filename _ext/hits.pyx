@@ -91,7 +91,10 @@ cdef class Hits:
 
 cdef dict _instructions(code):
     """{offset: (line, is it of an expression on several lines?)}"""
-    cdef dict found = {begin: (line, False) for begin, line in dis.findlinestarts(code)}
+    cdef dict found = {}
+    for begin, end, line in code.co_lines():
+        if line is not None:
+            found.update(dict.fromkeys(range(begin, end, 2), (line, False)))
     if not hasattr(code, "co_positions"):
         return found
     # A loop comes back to its first line for the next of its values, which is another time.
