@@ -31,7 +31,7 @@ from .ray_child import Place, RayChild
 __all__ = ["RayExecutor", "executors"]
 
 _tickets = itertools.count(1)
-_DISK = 3600.0  # for it to write or read a file
+_DISK = 3600.0  # seconds for a worker to write or read a file
 _ROOM = 120.0  # seconds without a word from the broker, which says each second that it waits
 
 

@@ -32,21 +32,28 @@ def end(executor: RayExecutor, how: int = signal.SIGKILL) -> None:
     os.kill(executor.stats["process"], how)
 
 
-def training(device: str, after: dict[int, RayExecutor]) -> tuple[list[float], list[torch.Tensor]]:
-    torch.manual_seed(4)
-    net = nn.Sequential(nn.Linear(8, 16), nn.Dropout(), nn.BatchNorm1d(16), nn.Linear(16, 2)).to(device)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
-    torch.manual_seed(4)
+def losses_of(
+    net: nn.Module, optimizer: torch.optim.Optimizer, given: Callable[[], torch.Tensor], after: dict[int, RayExecutor]
+) -> list[float]:
+    """Of six steps, after some of which a worker ends."""
     losses = []
     for step in range(6):
-        x = torch.rand(4, 8, device=device)
-        loss = net(x).square().mean()
+        loss = net(given()).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
         if step in after:
             end(after[step])
+    return losses
+
+
+def training(device: str, after: dict[int, RayExecutor]) -> tuple[list[float], list[torch.Tensor]]:
+    torch.manual_seed(4)
+    net = nn.Sequential(nn.Linear(8, 16), nn.Dropout(), nn.BatchNorm1d(16), nn.Linear(16, 2)).to(device)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+    torch.manual_seed(4)
+    losses = losses_of(net, optimizer, lambda: torch.rand(4, 8, device=device), after)
     return losses, [t.detach().cpu() for t in (*net.parameters(), *net.buffers())]
 
 
@@ -263,15 +270,7 @@ def divided_training(device: str, after: dict[int, RayExecutor]) -> list[float]:
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     x = torch.linspace(-1, 1, 8 * 64).view(8, 64).to(device)
     torch.manual_seed(6)
-    losses = []
-    for step in range(6):
-        loss = net(x).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-        if step in after:
-            end(after[step])
+    losses = losses_of(net, optimizer, lambda: x, after)
     return [*losses, *(float(p.detach().double().sum()) for p in net.parameters())]
 
 

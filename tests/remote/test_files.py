@@ -169,3 +169,17 @@ def test_R2_what_is_waited_for_is_shown_and_said_once_in_a_log(monkeypatch: pyte
         )
     else:
         assert said[9] == "" and shown.getvalue() == said[10] == "genie: waiting for room: 10 s\n"
+
+
+def test_R2_nobody_is_told_of_a_wait_where_there_is_no_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may have closed it, or has none."""
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    closed = io.StringIO()
+    closed.close()
+    for error in (None, closed):
+        monkeypatch.setattr("sys.stderr", error)
+        with Waiting("waiting for room") as waiting:
+            now[0] += 11
+            waiting.show()
+            assert waiting._shown == ""

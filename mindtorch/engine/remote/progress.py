@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 
-from ...base.terminal import is_watched
+from ...base.terminal import is_open, is_watched
 
 __all__ = ["Progress", "Waiting"]
 
@@ -67,7 +67,7 @@ class Waiting:
         if not self.what or self.what == self._shown or waited < _AFTER:
             return
         if not is_watched():
-            if not self._shown and waited >= _IN_A_LOG:
+            if not self._shown and waited >= _IN_A_LOG and is_open():
                 self._shown = self.what
                 sys.stderr.write(f"genie: {self.what}\n")
                 sys.stderr.flush()

@@ -44,7 +44,7 @@ class Uploads:
         self._absent = 0
         source = self.contents.source(digest)
         if source is not None:
-            self.copy(number, source, missed)
+            self._executor._ask("copy", number, source, answer=missed)
         elif not self._is_read_there(number, home, digest, missed):
             if len(data) > _PART:
                 self._in_parts(number, data, missed)
@@ -56,12 +56,10 @@ class Uploads:
         self.contents.put(number, digest)
         return True
 
-    def copy(self, number: int, source: int, missed: Missed) -> None:
-        self._executor._ask("copy", number, source, answer=missed)
-
     def copied(self, number: int, source: int, nbytes: int) -> None:
         """Let a storage be there that is a copy of another."""
-        self.copy(number, source, functools.partial(self._missed, number, lambda: None, nbytes))
+        missed = functools.partial(self._missed, number, lambda: None, nbytes)
+        self._executor._ask("copy", number, source, answer=missed)
 
     def _in_parts(self, number: int, data: bytes, missed: Missed) -> None:
         """A part is sent while the next one is made."""

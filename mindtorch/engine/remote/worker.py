@@ -160,8 +160,7 @@ class Worker:
         held = self._bytes(number)
         if held.numel() != len(data):
             raise WireError(f"expected {held.numel()} bytes for storage {number}, got {len(data)}")
-        if data:
-            held.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        filled(held, 0, data)
 
     def copy(self, number: int, source: int) -> tuple[int, str] | None:
         """A new storage with the contents of another."""

@@ -152,7 +152,8 @@ def sizes(name: str, t: Any) -> bool:
 def meet(call: int, info: Any, inputs: list[Any], results: list[Any], values: list[Any]) -> None:
     """Before a call is computed: note which rows the mask keeps that it makes; take unknown places for the first."""
     _combine(call, info, inputs, results, values)
-    partly_known.note(info.name, inputs, results, values, functools.partial(_on, call, info))
+    if info.name in partly_known.NAMES:
+        _in_part(call, info, inputs, results, values)
     if info.name == "aten::scatter_" and len(inputs) == 2 and values[1] is None:
         _at_the_first(call, info, inputs, values)
 
@@ -177,10 +178,6 @@ def _combine(call: int, info: Any, inputs: list[Any], results: list[Any], values
     if info.name in _NOT and results and inputs[0] in _kept and waiting_loops.inside():
         _rows[results[0]] = torch.zeros(results[0].shape, dtype=torch.bool, device="cpu")
         return
-    found = partly_known.equal(info.name, inputs, values, functools.partial(_on, call, info))
-    if found is not None and results and found.shape == results[0].shape:
-        _rows[results[0]] = found.contiguous()
-        return
     if info.name not in _COMBINING or not results or any(t.dtype is not torch.bool for t in (*inputs, *results)):
         return
     some = any(v is not None and not _is_uniform(v) for v in values) and None in values
@@ -191,6 +188,15 @@ def _combine(call: int, info: Any, inputs: list[Any], results: list[Any], values
         made = _on(call, info, whole)
         if made.shape == results[0].shape:
             _rows[results[0]] = made.contiguous()
+
+
+def _in_part(call: int, info: Any, inputs: list[Any], results: list[Any], values: list[Any]) -> None:
+    """Note what follows of integers of which a part is known: of the result, or which rows it keeps."""
+    run = functools.partial(_on, call, info)
+    partly_known.note(info.name, inputs, results, values, run)
+    found = partly_known.equal(info.name, inputs, values, run)
+    if found is not None and results and found.shape == results[0].shape:
+        _rows[results[0]] = found.contiguous()
 
 
 def _rows_of(t: Any, value: torch.Tensor | None) -> torch.Tensor:

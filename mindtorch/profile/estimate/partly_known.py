@@ -17,7 +17,11 @@ from ...base.strides import contiguous
 from ...engine.record.predict import MOST_KNOWN, little
 from ...ops.decisions import PADDING
 
-__all__ = ["equal", "forget", "note"]
+__all__ = ["NAMES", "equal", "forget", "note"]
+
+_EQUALITY = frozenset({"aten::eq", "aten::ne"})
+#: Ops that something is noted or said of here.
+NAMES = PADDING | _EQUALITY
 
 _Parts = tuple["weakref.ref[torch.Tensor]", torch.Tensor, torch.Tensor]
 #: By slot of a storage: whose it is, its elements, and which of them are known. Views of it look there, too.
@@ -53,7 +57,7 @@ def equal(name: str, inputs: list[Any], values: list[torch.Tensor | None], run: 
     """What a comparison says, some of whose inputs are known in part: no unknown integer is equal to anything."""
     if (
         not _parts
-        or name not in ("aten::eq", "aten::ne")
+        or name not in _EQUALITY
         or all(v is not None or _of(t) is None for t, v in zip(inputs, values, strict=True))
     ):
         return None
@@ -82,9 +86,8 @@ def _of(t: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
     handle = _core.get_handle(t)
     ref, elements, known = _parts.get(_core.root_slot(handle), (None, None, None))
     root = None if ref is None else ref()
-    if root is None or root.is_inference():  # of which nobody counts the writes
-        return None
-    if root._version or t.dtype is not elements.dtype:  # type: ignore[union-attr]
+    # Of tensors of inference mode nobody counts the writes.
+    if root is None or root.is_inference() or root._version or t.dtype is not elements.dtype:  # type: ignore[union-attr]
         return None
     _dtype, size, stride, offset, _place = _core.meta_of(handle)
     stride = stride or contiguous(size)

@@ -77,7 +77,9 @@ def package_of(file: str) -> str:
         if name in folders[:-1]:
             at = len(folders) - 1 - folders[::-1].index(name)
             return folders[at + 1].removesuffix(".py")
-    for folder in sourceline.installed():
+    if file.startswith(sysconfig.get_path("stdlib") + os.sep):
+        return "standard library"
+    for folder in sourceline.installed():  # last: it asks the system where the program is
         if file.startswith(folder):
             return file[len(folder) :].split(os.sep)[0].removesuffix(".py")
-    return "standard library" if file.startswith(sysconfig.get_path("stdlib") + os.sep) else ""
+    return ""
