@@ -446,11 +446,11 @@ cdef class Collector:
     def made(self, tensor):
         """A tensor's memory was taken. While an op runs, it is counted with the op's results, if it is one of them."""
         cdef Timeline here = self.here() if self.enabled else None
-        cdef uint32_t phase = current_phase()
+        cdef uint32_t module = current_module(), phase = current_phase()
         cdef Maker maker
         if here is None or here.in_op:
             return
-        maker = Maker(0, current_module(), current_location(), <uint8_t> phase)
+        maker = Maker(0, module, current_location(), <uint8_t> phase)
         self.balance.track(tensor, &maker, here)
         self.balance.in_phase(phase)
 
@@ -481,11 +481,11 @@ cdef class Collector:
             return op.call(*args, **kwargs) if kwargs else op.call(*args)
         if types and self.fake in types and self.symbolic((*args, *kwargs.values()) if kwargs else args):
             return op.call(*args, **kwargs) if kwargs else op.call(*args)
+        module = current_module()              # first: it finds out where the program is
         phase = current_phase()
         if self.first_op == 0:
             self.first_op = t_in
             self.mark("op", t_in, 0)
-        module = current_module()
         location = current_location()
         self.gap(here, t_in, self.cost_out, module, phase, location)
         if self.spans.n > self.spans.enough:

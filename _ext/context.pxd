@@ -3,7 +3,10 @@
 All functions need the GIL, never raise and never run user code except a module's own attribute lookup
 on the first call of that module from that parent.
 """
+from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from mindtorch._ext.node_log cimport mt_log
 
 cdef enum Phase:
     PHASE_OTHER = 0
@@ -34,3 +37,71 @@ cdef bint in_step() noexcept                # an optimizer's step runs: False as
 from mindtorch._ext.location cimport current_location    # re-exported: innermost user frame; 0 = none
 cdef void add_transition_hook(transition_fn hook, void *data) except *
 cdef void remove_transition_hook(transition_fn hook, void *data) noexcept     # nothing where it was not added
+
+# ---- for named_forwards, which finds modules whose forward the program calls by that name
+cdef extern from *:
+    """
+    #ifndef MT_CONTEXT_STATE
+    #define MT_CONTEXT_STATE
+    enum { MT_MOST_NAMED = 16 };
+    /* A module whose forward was called by that name: the depth of the stack, path and phase before it; its Mark,
+       borrowed, or NULL. */
+    typedef struct mt_named { PyObject *mark; uint32_t depth, module; uint8_t phase; } mt_named;
+
+    /* `stack` owns a reference to each running module; base = its depth when the running backward began; own = its
+       depth where the last one on it is in a __call__ of its class, on the way to Module.__call__; before = the phases
+       that the steps of opt began in; passes = its own among the running backward passes; seen = the number that the
+       next node had when the module was last asked for; named from named_from on belong to the innermost call. */
+    typedef struct mt_tls {
+        mt_log *log;
+        mt_named named[MT_MOST_NAMED];
+        uint64_t seen;
+        PyObject **stack;
+        uint32_t *ids;
+        void *opt[8];
+        uint32_t depth, cap, module, base, own, passes;
+        uint8_t before[8];
+        uint32_t n_named, named_from;
+        uint8_t phase, between, n_opt, known, looking;
+    } mt_tls;
+    #endif
+    """
+    enum:
+        MT_MOST_NAMED
+    ctypedef struct mt_named:
+        PyObject *mark
+        uint32_t depth
+        uint32_t module
+        uint8_t phase
+    ctypedef struct mt_tls:
+        mt_log *log
+        mt_named *named
+        uint64_t seen
+        PyObject **stack
+        uint32_t *ids
+        void **opt
+        uint32_t depth
+        uint32_t cap
+        uint32_t module
+        uint32_t base
+        uint32_t own
+        uint32_t passes
+        uint8_t *before
+        uint32_t n_named
+        uint32_t named_from
+        uint8_t phase
+        uint8_t between
+        uint8_t n_opt
+        uint8_t known
+        uint8_t looking
+
+ctypedef void (*look_fn)(mt_tls *t) noexcept   # asked before each answer and change of state
+
+cdef mt_tls *thread_state() noexcept           # of the calling thread
+cdef void look_with(look_fn look) noexcept     # NULL: no more
+cdef bint push(mt_tls *t, PyObject *module, uint32_t id) noexcept
+cdef void tell(int kind, uint32_t module, uint8_t phase) noexcept
+cdef void leave_named(mt_tls *t, uint32_t index, bint late) noexcept
+cdef void log_seen(mt_tls *t, uint32_t module) noexcept
+cdef void note_seen(mt_tls *t) noexcept
+cdef bint is_constructor(PyObject *code) noexcept

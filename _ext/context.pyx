@@ -1,28 +1,28 @@
 """Where the program is: module path and execution phase, kept per thread in C (source lines: location.pyx).
 
 The module path comes from a replacement of ``torch.nn.Module.__call__`` (`tracked_call`), so it is exact and needs
-no hooks on any module. In backward it is the path of the module whose forward made the running autograd node: the
-thread's autograd sequence number is logged at every module boundary, and a node's number is looked up in that log.
+no hooks on any module. While somebody listens, modules count, too, whose ``forward`` the program calls by that name:
+they are found among the running frames (`named_forwards`). In backward it is the path of the module whose forward
+made the running autograd node: the thread's autograd sequence number is logged at every module boundary (`node_log`).
 Nothing here imports torch; `configure` hands in the few torch functions that are called.
 """
 from cpython.object cimport PyObject
 from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport calloc, free, realloc
-from libc.string cimport memmove
+from libc.stdlib cimport realloc
 
 import sys
 from types import FunctionType
 
-from mindtorch._ext import location as _location, paths as _paths
+from mindtorch._ext import location as _location, node_log as _node_log, paths as _paths
 from mindtorch._ext.interpreter cimport (
     mt_code_name, mt_frame, mt_frame_back, mt_frame_code, mt_frame_free, mt_frame_now, mt_set_vectorcall,
 )
+from mindtorch._ext.node_log cimport log_find, log_from, mt_log, new_log
 from mindtorch._ext.paths cimport NO_PATH, path_of_child, path_of_outermost
 from mindtorch._ext.signals import raise_soon
 
 cdef extern from *:
     """
-    #include <stdint.h>
     #include <stdlib.h>
     #if defined(_MSC_VER)
     #define MT_THREAD static __declspec(thread)
@@ -32,21 +32,6 @@ cdef extern from *:
     #define MT_HAS_PTHREAD 1
     #endif
 
-    /* One entry per change of module, in order of autograd sequence numbers. Owned by the log registry. */
-    typedef struct mt_log { uint64_t *seq; uint32_t *module; uint32_t n, cap; volatile int dead; } mt_log;
-
-    /* `stack` owns a reference to each running module; base = its depth when the running backward began; own = its
-       depth where the last one on it is in a __call__ of its class, on the way to Module.__call__; before = the phases
-       that the steps of opt began in; passes = its own among the running backward passes. */
-    typedef struct mt_tls {
-        mt_log *log;
-        PyObject **stack;
-        uint32_t *ids;
-        void *opt[8];
-        uint32_t depth, cap, module, base, own, passes;
-        uint8_t before[8];
-        uint8_t phase, between, n_opt, known;
-    } mt_tls;
     MT_THREAD mt_tls mt_state;
     static inline mt_tls *mt_get(void) { return &mt_state; }
 
@@ -59,6 +44,7 @@ cdef extern from *:
         t->stack = NULL; t->ids = NULL; t->cap = 0; t->depth = 0; t->known = 0;
         if (t->log) t->log->dead = 1;
         t->log = NULL;
+        t->n_named = t->named_from = 0;
     }
     static int mt_setup(void) { return pthread_key_create(&mt_key, mt_thread_end); }
     static void mt_register(mt_tls *t) { pthread_setspecific(mt_key, t); }
@@ -97,28 +83,6 @@ cdef extern from *:
     /* Hands a new reference, or NULL with an error set, to Cython as an object. */
     static inline PyObject *mt_result(PyObject *p) { return p; }
     """
-    ctypedef struct mt_log:
-        uint64_t *seq
-        uint32_t *module
-        uint32_t n
-        uint32_t cap
-        int dead
-    ctypedef struct mt_tls:
-        mt_log *log
-        PyObject **stack
-        uint32_t *ids
-        void **opt
-        uint32_t depth
-        uint32_t cap
-        uint32_t module
-        uint32_t base
-        uint32_t own
-        uint32_t passes
-        uint8_t *before
-        uint8_t phase
-        uint8_t between
-        uint8_t n_opt
-        uint8_t known
     mt_tls *mt_get() noexcept
     int mt_setup() noexcept
     void mt_register(mt_tls *t) noexcept
@@ -146,10 +110,6 @@ CANDIDATE = PHASE_CANDIDATE
 
 cdef size_t ARGUMENT_COUNT = <size_t> -1 >> 1   # without PY_VECTORCALL_ARGUMENTS_OFFSET
 cdef uint64_t NO_SEQ = <uint64_t> -1           # torch gives AccumulateGrad the largest number
-cdef enum:
-    LOG_CAP = 1 << 18                          # boundaries remembered per thread: about 800 steps of GPT-2
-    DEAD_LOGS = 8                              # logs of ended threads kept, as their graphs may still be run
-
 cdef object s_sequence_nr = sys.intern("_sequence_nr")
 cdef object s_wrapped = sys.intern("__wrapped__")
 cdef object s_init = sys.intern("__init__")
@@ -157,6 +117,7 @@ cdef dict _constructors = {}                   # code of ``__init__`` of classes
 cdef dict _trainers = {}                       # those that trained, which are no longer among them
 cdef unsigned int _trained_in_constructors = 0
 cdef object _original_call = None
+cdef look_fn _look = NULL                      # for modules whose forward is called by that name: see named_forwards
 cdef object _module_class = None
 cdef object _original_backward = None
 cdef object _begin_backward = None
@@ -178,102 +139,36 @@ cdef bint _differentiates = False              # the innermost of them keeps its
 cdef mt_log *_backward_log = NULL              # log of the thread that started the last of them
 
 
-# ---------------------------------------------------------------- sequence-number logs, one per thread
-
-cdef list logs = []                            # addresses of every mt_log
-
-
-cdef mt_log *new_log() noexcept:
-    """A log for the calling thread; NULL when there is no memory for one."""
-    cdef mt_log *log
-    cdef list dead = None
-    try:
-        dead = []
-        for address in logs:
-            if (<mt_log *> <uintptr_t> address).dead:
-                dead.append(address)
-        if len(dead) > DEAD_LOGS:
-            log = <mt_log *> <uintptr_t> dead[0]    # the oldest: its thread is gone
-            log.n = 0
-            log.dead = 0
-            logs.remove(dead[0])
-            logs.append(dead[0])
-            return log
-        log = <mt_log *> calloc(1, sizeof(mt_log))
-        if log == NULL:
-            return NULL
-        try:
-            logs.append(<uintptr_t> log)
-        except MemoryError:
-            free(log)
-            return NULL
-        return log
-    except MemoryError:
-        return NULL
-
+# ---------------------------------------------------------------- the answers
 
 cdef void log_boundary(mt_tls *t, uint32_t module) noexcept:
-    """From now on nodes belong to `module`. Boundaries without a node between them cost nothing."""
+    """From now on nodes belong to `module`."""
     if _sequence_nr is None:
         return
     cdef uint64_t seq = mt_call_number(<PyObject *> _sequence_nr, NO_SEQ)
-    cdef mt_log *log = t.log
     if seq == NO_SEQ:
         return
-    if log == NULL:
-        log = t.log = new_log()
+    t.seen = seq
+    log_seen(t, module)
+
+
+cdef void note_seen(mt_tls *t) noexcept:
+    cdef uint64_t seq
+    if _sequence_nr is not None:
+        seq = mt_call_number(<PyObject *> _sequence_nr, NO_SEQ)
+        if seq != NO_SEQ:
+            t.seen = seq
+
+
+cdef void log_seen(mt_tls *t, uint32_t module) noexcept:
+    """The nodes belong to it that were made since the module was last asked for: they are of the op that asks now."""
+    if t.log == NULL:
+        t.log = new_log()
         mt_register(t)
-        if log == NULL:
+        if t.log == NULL:
             return
-    if log.n and log.module[log.n - 1] == module:
-        return
-    if log.n and log.seq[log.n - 1] == seq:
-        log.module[log.n - 1] = module
-        return
-    if log.n == log.cap and not log_room(log):
-        return
-    log.seq[log.n] = seq
-    log.module[log.n] = module
-    log.n += 1
+    log_from(t.log, t.seen, module)
 
-
-cdef bint log_room(mt_log *log) noexcept:
-    cdef uint32_t half = log.n // 2
-    cdef uint32_t cap = 2 * log.cap if log.cap else 16
-    cdef uint64_t *seq
-    cdef uint32_t *module
-    if log.cap >= LOG_CAP:                     # forget the older half: their nodes read as "no module"
-        memmove(log.seq, log.seq + half, (log.n - half) * sizeof(uint64_t))
-        memmove(log.module, log.module + half, (log.n - half) * sizeof(uint32_t))
-        log.n -= half
-        return True
-    seq = <uint64_t *> realloc(log.seq, cap * sizeof(uint64_t))
-    if seq == NULL:
-        return False
-    log.seq = seq
-    module = <uint32_t *> realloc(log.module, cap * sizeof(uint32_t))
-    if module == NULL:
-        return False
-    log.module = module
-    log.cap = cap
-    return True
-
-
-cdef uint32_t log_find(mt_log *log, uint64_t seq) noexcept:
-    cdef uint32_t lo = 0, hi, mid
-    if log == NULL or log.n == 0:
-        return 0
-    hi = log.n
-    while lo < hi:                             # first entry with a number above seq
-        mid = (lo + hi) // 2
-        if log.seq[mid] <= seq:
-            lo = mid + 1
-        else:
-            hi = mid
-    return log.module[lo - 1] if lo else 0
-
-
-# ---------------------------------------------------------------- the answers
 
 cdef uint32_t backward_module(mt_tls *t) noexcept:
     """Path of the module whose forward made the node the engine is running in this thread."""
@@ -303,12 +198,28 @@ cdef uint32_t owner_of_node(object node) noexcept:
         return 0
 
 
+cdef mt_tls *thread_state() noexcept:
+    return mt_get()
+
+
+cdef void look_with(look_fn look) noexcept:
+    global _look
+    _look = look
+
+
 cdef uint32_t current_module() noexcept:
     cdef mt_tls *t = mt_get()
+    cdef uint32_t module
+    if _look != NULL:
+        _look(t)
     if _backwards == 0 or t.depth != t.base:
         return t.module
     if t.phase == PHASE_BACKWARD or t.phase == PHASE_OTHER:
-        return backward_module(t)
+        module = backward_module(t)
+        if _differentiates and t.phase == PHASE_BACKWARD:
+            log_seen(t, module)                # nodes that this pass makes are of the module that it passes
+            note_seen(t)
+        return module
     return t.module
 
 
@@ -363,11 +274,15 @@ cdef void remove_transition_hook(transition_fn hook, void *data) noexcept:
 
 
 cdef void tell(int kind, uint32_t module, uint8_t phase) noexcept:
+    cdef mt_tls *t = mt_get()
+    cdef uint8_t looking = t.looking
     cdef int i = _n_hooks
+    t.looking = 1                              # who is told asks for the state as it is
     while i > 0:                               # from the last: who is told may take itself off the list
         i -= 1
         if i < _n_hooks:
             _hooks[i](_hook_data[i], kind, module, phase)
+    t.looking = looking
 
 
 # ---------------------------------------------------------------- what moves the state
@@ -484,9 +399,13 @@ cdef PyObject *entered_call(mt_tls *t, PyObject *original, bint own, PyObject **
     cdef PyObject *kind
     cdef PyObject *value
     cdef PyObject *trace
-    cdef uint32_t depth = t.depth, previous = t.module, previous_own = t.own, id
-    cdef uint8_t previous_phase = t.phase, phase = previous_phase
+    cdef uint32_t depth, previous, previous_own = t.own, named_from = t.named_from, id
+    cdef uint8_t previous_phase, phase
     cdef bint followed = False
+    if _look != NULL:
+        _look(t)
+    depth, previous = t.depth, t.module
+    previous_phase = phase = t.phase
     if depth != t.base:
         id = path_of_child(module, t.stack, t.ids, depth)
     elif _backwards and current_phase() == PHASE_BACKWARD:
@@ -513,14 +432,19 @@ cdef PyObject *entered_call(mt_tls *t, PyObject *original, bint own, PyObject **
     t.phase = phase
     log_boundary(t, id)
     t.own = t.depth if own else 0
+    t.named_from = t.n_named
     result = PyObject_Vectorcall(original, args, nargsf, kwnames)
     t.own = previous_own
     if result != NULL:
+        leave_named(t, t.named_from, True)
+        t.named_from = named_from
         leave(t, depth, previous, previous_phase, id)
         if followed:
             call_ended(module, result)
         return result
     PyErr_Fetch(&kind, &value, &trace)         # leave() calls Python functions, which need a clear error state
+    leave_named(t, t.named_from, True)
+    t.named_from = named_from
     leave(t, depth, previous, previous_phase, id)
     t.between = 0
     if followed:
@@ -578,8 +502,36 @@ cdef void leave(mt_tls *t, uint32_t depth, uint32_t previous, uint8_t phase, uin
     t.module = previous
     t.phase = phase
     log_boundary(t, previous)
-    if depth == t.base and phase == PHASE_OTHER and _grad_enabled is not None:
-        t.between = mt_call_number(<PyObject *> _grad_enabled, 0) != 0    # a loss may follow: see phases.py
+    may_be_followed(t)
+
+
+cdef void leave_named(mt_tls *t, uint32_t index, bint late) noexcept:
+    """Leave those from `index` on. late: their frames ended some time ago, and the time since then is the caller's."""
+    cdef mt_named *entry
+    cdef PyObject *module
+    cdef uint32_t id
+    while t.n_named > index:
+        t.n_named -= 1
+        entry = &t.named[t.n_named]
+        id = t.module
+        if not late:
+            leave(t, entry.depth, entry.module, entry.phase, id)
+            continue
+        while t.depth > entry.depth:
+            t.depth -= 1
+            module = t.stack[t.depth]
+            decref(module)
+        t.module, t.phase = entry.module, entry.phase
+        if _n_hooks:
+            tell(MODULE_EXIT, id, t.phase)
+        log_seen(t, t.module)
+        may_be_followed(t)
+
+
+cdef void may_be_followed(mt_tls *t) noexcept:
+    """By a loss, where an outermost call ended: see phases.py."""
+    if t.depth == t.base and t.phase == PHASE_OTHER and _grad_enabled is not None:
+        t.between = mt_call_number(<PyObject *> _grad_enabled, 0) != 0
 
 
 def tracked_backward(*args, **kwargs):
@@ -593,7 +545,10 @@ def tracked_backward(*args, **kwargs):
     cdef mt_log *previous_log = _backward_log
     cdef bint outer = _differentiates
     cdef uint32_t base = t.base
-    cdef uint8_t phase = t.phase
+    cdef uint8_t phase
+    if _look != NULL:
+        _look(t)
+    phase = t.phase
     no_constructor()
     if _n_hooks:
         tell(PHASE_CHANGE, 0, PHASE_BACKWARD)
@@ -606,6 +561,8 @@ def tracked_backward(*args, **kwargs):
     t.passes += 1
     try:
         _differentiates, within = _begin_backward(*args, **kwargs)
+        if _differentiates:
+            note_seen(t)
         if within is None:
             found = _original_backward(*args, **kwargs)
         else:
@@ -619,6 +576,8 @@ def tracked_backward(*args, **kwargs):
         _backwards -= 1
         t.passes -= 1
         _backward_log = previous_log
+        if _differentiates and t.log != NULL:
+            log_boundary(t, t.module)
         _differentiates = outer
         t.phase = phase
         t.base = base
@@ -641,6 +600,8 @@ def gradient(tensor):
 def optimizer_begin(optimizer):
     """An optimizer's step starts. A step that raised never ended: meeting the same optimizer again ends it."""
     cdef mt_tls *t = mt_get()
+    if _look != NULL:
+        _look(t)
     optimizer_end(optimizer)
     if t.n_opt == 0:
         t.opt[0] = <void *> optimizer          # the hook asks whose step begins
@@ -692,9 +653,12 @@ def enter_stage(phase):
     Outermost module calls and what happens between them belong to it, until the phase returned is entered again.
     """
     cdef mt_tls *t = mt_get()
-    cdef uint8_t previous = t.phase
+    cdef uint8_t previous
     if not 0 <= phase < PHASE_CANDIDATE:
         raise ValueError(f"[enter_stage] expected a phase in 0..{PHASE_CANDIDATE - 1}, got {phase}")
+    if _look != NULL:
+        _look(t)
+    previous = t.phase
     if _n_hooks:
         tell(PHASE_CHANGE, 0, <uint8_t> phase)
     if phase != PHASE_DATA and previous != PHASE_DATA:     # a batch that is loaded is no end of a loss
@@ -814,10 +778,7 @@ def phase_name(id):
 
 def table_bytes():
     """Bytes held by the tables of paths, source lines and autograd numbers; names and code belong to the program."""
-    cdef size_t total = _paths.table_bytes() + _location.table_bytes()
-    for address in logs:
-        total += sizeof(mt_log) + (<mt_log *> <uintptr_t> address).cap * 12
-    return total
+    return _paths.table_bytes() + _location.table_bytes() + _node_log.table_bytes()
 
 
 def log_entries():

@@ -181,6 +181,30 @@ cdef extern from *:
         MT_IF_INNER(f, mt_inner_lasti(inner))
         return mt_public_lasti((PyFrameObject *)f);
     }
+    /* The object of the frame that Python code sees, borrowed; NULL: there is none yet. */
+    static inline PyObject *mt_frame_made(mt_frame *f) {
+        MT_IF_INNER(f, (PyObject *)inner->frame_obj)
+        return (PyObject *)f;
+    }
+    /* Its function's first positional argument as a new reference; NULL: it has none, or nobody says. Asking for all
+       of its variables would make them live longer. 3.12 has a function for one; 3.11 none. */
+    static inline PyObject *mt_frame_first(mt_frame *f) {
+        PyObject *value = NULL;
+        PyCodeObject *code = (PyCodeObject *)mt_frame_code(f);
+        if (code->co_argcount < 1) return NULL;
+    #if PY_VERSION_HEX >= 0x030C0000
+        value = PyFrame_GetVar((PyFrameObject *)f, PyTuple_GET_ITEM(code->co_localsplusnames, 0));
+        if (!value) PyErr_Clear();
+        return value;
+    #elif PY_VERSION_HEX >= 0x030B0000
+        if (mt_inner_frames) value = ((_PyInterpreterFrame *)f)->localsplus[0];
+    #else
+        value = ((PyFrameObject *)f)->f_localsplus[0];
+    #endif
+        if (value && PyCell_Check(value)) value = PyCell_GET(value);
+        Py_XINCREF(value);
+        return value;
+    }
     static inline void mt_frame_free(mt_frame *f) {
         MT_IF_INNER(f, )
         Py_DECREF((PyObject *)f);
@@ -233,6 +257,8 @@ cdef extern from *:
     PyObject *mt_frame_code(mt_frame *frame) noexcept      # borrowed from it
     PyObject *mt_code_name(PyObject *code) noexcept        # borrowed from it, interned
     int mt_frame_lasti(mt_frame *frame) noexcept
+    PyObject *mt_frame_made(mt_frame *frame) noexcept      # borrowed from it
+    PyObject *mt_frame_first(mt_frame *frame) noexcept     # owned
     void mt_frame_free(mt_frame *frame) noexcept
     void mt_set_tracer(void *call) except *    # of the calling thread; NULL: none
     void *mt_tracer() noexcept

@@ -20,6 +20,7 @@ from mindtorch.cli.render import Canvas, terminal_width
 from mindtorch.cli.report import SORT_KEYS, TABLES, View, render_report
 from mindtorch.engine.execute import values
 from mindtorch.profile import Profiler
+from mindtorch.profile.cost import targets
 from mindtorch.profile.measure.run import check_iterations
 from mindtorch.profile.report import from_file
 from mindtorch.profile.report.export import FORMATS
@@ -134,6 +135,8 @@ class Profile(Report, Profiler):
                     f"[profile] expected options of {', '.join(_OPTIONS)}, got {name!r}; to pass the model a "
                     f"keyword argument, profile a function: mindtorch.profile(lambda: model(x, {name}=...))"
                 )
+        if isinstance(options.get("target"), str):
+            options["target"] = targets.find(options["target"])
         Profiler.__init__(self, whole=whole, **options)
 
     report = Profiler.report  # type: ignore[assignment]
@@ -171,7 +174,6 @@ class Profile(Report, Profiler):
     def save(self, path: str | os.PathLike[str], format: str | None = None) -> None:
         """Write a file, as the options of ``genie profile`` do: x.json, x.csv, x.html, x.trace.json, x.flame.json, or
         what `format` says ("json", "csv", "html", "trace", "flame"). A name that ends in .gz is compressed, except for
-
         a page. Raises UsageError if the name implies no format, or if genie did not write the existing file.
         """
         made = self._made

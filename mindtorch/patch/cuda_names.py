@@ -52,7 +52,7 @@ def cuda_is_ours() -> Iterator[None]:
         *_of_tensors(),
         *tensor_types.patches("cuda", named_otherwise=True),
     ]
-    told += parallel.data_parallel()
+    told += [*parallel.data_parallel(), *parallel.process_groups()]
     with one_generator(0), replaced(told):
         before = take("cuda", RECORDED)
         try:

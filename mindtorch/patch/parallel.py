@@ -1,15 +1,17 @@
-"""``nn.DataParallel`` and its parts where ``cuda`` means ``remote_accelerator`` (SPEC C9).
+"""``nn.DataParallel``, its parts and process groups where ``cuda`` means ``remote_accelerator`` (SPEC C9).
 
 Torch's own parts copy with CUDA's C++ functions and streams. Copies of recorded tensors are calls like any other, which
-autograd sees; the replicas' calls are recorded one replica after the other, and run where their devices are.
+autograd sees; the replicas' calls are recorded one replica after the other, and run where their devices are. Groups
+that a program wants of NCCL are gloo's: there is no GPU that NCCL could work on.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import types
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +21,29 @@ from ..base.patching import Patch
 from ..devices.lazy_device import DEVICE_TYPE
 from ..engine.execute.tensors import torch_device
 
-__all__ = ["data_parallel"]
+__all__ = ["data_parallel", "process_groups"]
+
+
+def process_groups() -> Iterator[Patch]:
+    """(owner, name, what stands there for the length of ``--map cuda``)."""
+    if torch.distributed.is_available():
+        for owner in (torch.distributed, torch.distributed.distributed_c10d):
+            for name, backend in (("init_process_group", 0), ("new_group", 2)):
+                yield owner, name, _by_gloo(getattr(owner, name), backend)
+
+
+def _by_gloo(make: Callable[..., Any], at: int) -> Callable[..., Any]:
+    """`make`, whose argument `at`, or `backend`, is gloo where it has NCCL in it."""
+
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > at and "nccl" in str(args[at]).lower():
+            args = (*args[:at], "gloo", *args[at + 1 :])
+        if "nccl" in str(kwargs.get("backend")).lower():
+            kwargs["backend"] = "gloo"
+        return make(*args, **kwargs)
+
+    return made
 
 
 def data_parallel() -> Iterator[Patch]:

@@ -66,19 +66,24 @@ def test_C9_data_parallel_on_two_devices() -> None:
         model.cpu()
 
 
-def test_C9_distributed_data_parallel_of_one_process(runs) -> None:
+@pytest.mark.parametrize("asked", ['"gloo"', '"nccl"', 'backend="NCCL"', '"cpu:gloo,cuda:nccl"', ""])
+def test_C9_distributed_data_parallel_of_one_process(runs, asked) -> None:
     text = """
         import tempfile, torch, torch.distributed as dist
-        dist.init_process_group("gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1)
+        dist.init_process_group(ASKED init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1)
         for options in ({}, {"device_ids": [0]}, {"device_ids": [0], "output_device": 0}):
             torch.manual_seed(0)
             model = torch.nn.Linear(4, 2).cuda()
             parallel = torch.nn.parallel.DistributedDataParallel(model, **options)
             parallel(torch.ones(3, 4).cuda()).sum().backward()
             print(model.weight.grad.tolist())
+        group = dist.new_group([0], None, "nccl")
+        dist.all_reduce(model.weight.grad, group=group)
+        print(model.weight.grad.tolist(), dist.get_backend(group))
     """
-    under = runs.run(*runs.GENIE, "--map", "cuda", runs.write(text))
-    assert (under.code, under.out) == (0, f"{[[3.0] * 4] * 2}\n" * 3), under.err
+    under = runs.run(*runs.GENIE, "--map", "cuda", runs.write(text.replace("ASKED", asked and f"{asked},")))
+    assert under.code == 0, under.err
+    assert under.out == f"{[[3.0] * 4] * 2}\n" * 3 + f"{[[3.0] * 4] * 2} gloo\n"
 
 
 TOLD = """

@@ -6,13 +6,14 @@ name of a model, then attribute names: ``GPT2.h.0.attn``. The model is what a mo
 the outermost one that holds it, whether that is ever called or not (`owners`), or the module itself, until a model that
 holds it is called. A child is named by the module that calls it; if it is held further out (a shared embedding), by
 that holder; if no running module holds it when it is first called, by its class in parentheses, until its caller does.
-What the constructor of a module calls is construction, and has no path: nobody holds it yet.
+What the constructor of a module calls is construction, and has no path: nobody holds it yet. Where somebody listens, a
+module runs, too, whose ``forward`` is called by that name (`_ext.named_forwards`).
 Models of one class have paths of their own, of the same name; a new one takes over that of one that is gone (see
 `_model_path`). A generator returned by ``forward`` runs under its consumer's path.
 
 Backward work belongs to the module whose forward made the autograd node, gradient accumulation to the module that
-owns the parameter. Known limits: nodes made by a thread that itself runs no backward are looked up in the log of the
-thread that does; nodes made in backward (``create_graph=True``) outside any module read as "no module".
+owns the parameter; nodes that a pass with ``create_graph=True`` makes, to the module whose node it passes. A known
+limit: nodes made by a thread that itself runs no backward are looked up in the log of the thread that does.
 """
 
 import functools
@@ -25,7 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mindtorch._ext import context, paths
+from mindtorch._ext import context, named_forwards, paths
 from mindtorch.base.patching import Patches
 from mindtorch.engine.semantics import owners
 from mindtorch.engine.semantics.owners import first_parameter, named_modules
@@ -71,6 +72,7 @@ def patch() -> None:
 
     __call__._torchdynamo_inline = original  # type: ignore[attr-defined]  # what torch.compile traces instead
     context.track_calls(__call__, original)
+    named_forwards.configure(torch.nn.Module, getattr(original, "__code__", None))
     _original, _replacement = original, __call__
     _held.put([(torch.nn.Module, "__call__", __call__)])
     _tell_dynamo(original, __call__)
@@ -164,10 +166,12 @@ def add_listener(listener: Callable[[torch.nn.Module, int], None]) -> None:
     _audience += 1
     owners.forget()
     _listeners.append(listener)
+    named_forwards.want(True)
 
 
 def remove_listener(listener: Callable[[torch.nn.Module, int], None]) -> None:
     _listeners.remove(listener)
+    named_forwards.want(False)
 
 
 def roots() -> list[tuple[torch.nn.Module, int]]:
