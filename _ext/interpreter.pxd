@@ -200,6 +200,9 @@ cdef extern from *:
         if (mt_inner_frames) value = ((_PyInterpreterFrame *)f)->localsplus[0];
     #else
         value = ((PyFrameObject *)f)->f_localsplus[0];
+        if (!value && code->co_cell2arg)       /* a function within it has it, too */
+            for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(code->co_cellvars); i++)
+                if (code->co_cell2arg[i] == 0) value = ((PyFrameObject *)f)->f_localsplus[code->co_nlocals + i];
     #endif
         if (value && PyCell_Check(value)) value = PyCell_GET(value);
         Py_XINCREF(value);

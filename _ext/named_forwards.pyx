@@ -42,7 +42,30 @@ cdef object s_trace = sys.intern("f_trace")
 cdef object _module_class = None
 cdef object _call_code = None
 cdef int _wanted = 0                           # by so many
-mt_look_inside(True)
+
+
+def first_argument():
+    """That of the Python function that calls this; None where nobody says."""
+    cdef mt_frame *frame = mt_frame_now()
+    cdef PyObject *first = mt_frame_first(frame) if frame != NULL else NULL
+    if frame != NULL:
+        mt_frame_free(frame)
+    if first == NULL:
+        return None
+    found = <object> first
+    decref(first)
+    return found
+
+
+def look_inside(bint allowed):
+    """May frames be read past CPython's public functions, where both agree (3.11)? Returns whether they are."""
+    cdef bint inside = mt_look_inside(allowed)
+    if inside and eval("lambda first, ask: ask()")(first_argument, first_argument) is not first_argument:
+        inside = mt_look_inside(False)
+    return inside
+
+
+look_inside(True)
 
 
 cdef class Mark:
@@ -229,8 +252,3 @@ def want(bint wanted):
         return
     look_with(NULL)
     leave_named(t, t.named_from, True)
-
-
-def look_inside(bint allowed):
-    """May frames be read past CPython's public functions, where both agree (3.11)? Returns whether they are."""
-    return mt_look_inside(allowed)

@@ -95,6 +95,8 @@ NEAREST = {
     " profile/test_iterations.py estimate/test_host_time.py",
     "_ext/op*.pyx": "profile/test_report.py",
     "_ext/overlap.pyx": "test_lazy_overlap.py",
+    "_ext/named_forwards.pyx": "semantics/test_named_forwards.py",
+    "_ext/node_log.pyx": "semantics/test_modules.py semantics/test_named_forwards.py ext/test_context.py",
     "_ext/paths.pyx": "ext/test_context.py ext/test_context_model.py semantics profile/test_owners.py",
     "_ext/pool.pyx": "npu/test_binding.py npu/test_streams.py npu/test_events.py npu/test_memory.py"
     " npu/test_failing_calls.py npu/test_cann_releases.py npu/test_unkind.py npu/test_load.py",

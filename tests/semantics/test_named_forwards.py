@@ -291,7 +291,7 @@ def test_L12_a_closure_over_self_is_found(listened):
             return inner()[1]
 
     found = Closes().forward(torch.ones(2))
-    assert found == ("" if sys.version_info < (3, 11) else "Closes")
+    assert found == "Closes"
 
 
 def test_L12_functions_of_that_name_are_no_modules(listened, Seen):
@@ -368,3 +368,27 @@ def test_L12_a_pass_through_a_pass_belongs_to_the_modules(tracked, Seen):
         grad = grad.neg()
         grad.exp().sum()
     assert {path for _, path, _ in seen.ops} == {""}
+
+
+def test_L1_first_arguments_are_those_of_the_running_function():
+    def one(first, second=2):
+        return named_forwards.first_argument()
+
+    def closed_over(first):
+        return (lambda: first)() and named_forwards.first_argument()
+
+    def every(*first):
+        return named_forwards.first_argument()
+
+    def gone(first):
+        del first
+        return named_forwards.first_argument()
+
+    value = object()
+    assert one(value) is value and one(first=value) is value
+    assert closed_over(value) is value
+    assert every(value) is None and gone(value) is None
+    before = sys.getrefcount(value)
+    for _ in range(10):
+        one(value)
+    assert sys.getrefcount(value) == before
