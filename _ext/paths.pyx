@@ -204,6 +204,61 @@ def path_count():
     return n_paths
 
 
+# ---------------------------------------------------------------- what is held, by identity
+#
+# Not by ``id``: each call of it is an audit event, and a model has thousands of modules.
+
+cdef list walk_under(object root, bint to_parameter):
+    """The module itself and all under it, each once, parents first; as far as one that has a parameter."""
+    cdef set seen = set()
+    cdef list todo = [root], found = []
+    cdef object module, children, own, parameter
+    while todo:
+        module = todo.pop()
+        if module is None or <uintptr_t> <PyObject *> module in seen:
+            continue
+        seen.add(<uintptr_t> <PyObject *> module)
+        found.append(module)
+        if to_parameter:
+            own = module._parameters
+            for parameter in list(own.values()) if own else ():
+                if parameter is not None:
+                    return [parameter]
+        children = module._modules
+        if children:
+            todo.extend(reversed(list(children.values())))
+    return [] if to_parameter else found
+
+
+def modules_under(root):
+    """The module itself and all under it, each once, parents first."""
+    return walk_under(root, False)
+
+
+def first_parameter(root):
+    """The first of what `modules_under` gives, or None."""
+    cdef list found = walk_under(root, True)
+    return found[0] if found else None
+
+
+def held_by(list holders):
+    """(parameters, buffers) of those modules, each once, in their order."""
+    cdef dict parameters = {}, buffers = {}
+    cdef object holder, own, tensor
+    for holder in holders:
+        own = holder._parameters
+        if own:
+            for tensor in list(own.values()):
+                if tensor is not None:
+                    parameters[<uintptr_t> <PyObject *> tensor] = tensor
+        own = holder._buffers
+        if own:
+            for tensor in list(own.values()):
+                if tensor is not None:
+                    buffers[<uintptr_t> <PyObject *> tensor] = tensor
+    return list(parameters.values()), list(buffers.values())
+
+
 # ---------------------------------------------------------------- hints: (module, caller's path) that took a search
 
 cdef struct Hint:                              # open addressing; empty when path == 0
@@ -332,13 +387,22 @@ cdef uint32_t locate(object child, PyObject **stack, const uint32_t *ids, uint32
     """Path of a module called by stack[depth - 1]: a search by identity, innermost running module first."""
     cdef str cls = class_name(child)
     cdef uint32_t caller = ids[depth - 1], i = depth, path, position
-    cdef object ancestor, module
+    cdef object ancestor, holder, module
     for position, (name, module) in enumerate((<object> stack[depth - 1])._modules.items()):
         if module is child:
             path = intern_path(caller, name, cls)
             if position >= FEW:
                 remember(<PyObject *> child, caller, path, False)
             return path
+    # In a list of its caller's: a model of many layers would be walked through for each of them.
+    for holder_name, holder in (<object> stack[depth - 1])._modules.items():
+        if holder is None:
+            continue
+        for name, module in holder._modules.items():
+            if module is child:
+                path = intern_path(intern_path(caller, holder_name, class_name(holder)), name, cls)
+                remember(<PyObject *> child, caller, path, False)
+                return path
     while i > 0:                               # deeper, or held by a module further out
         i -= 1
         ancestor = <object> stack[i]

@@ -69,9 +69,7 @@ class Node:
     @property
     def inputs(self) -> tuple[tuple[int, int], ...]:
         """(node id, output index) of each tensor read, in the order of the arguments."""
-        g = self.graph
-        first, last = g._first[self.id], g._first[self.id + 1]
-        return tuple(zip(g._source[first:last], g._output[first:last]))
+        return self.graph._inputs_of(self.id)
 
     @property
     def readings(self) -> tuple[Reading | None, ...]:
@@ -275,6 +273,12 @@ class ComputationGraph:
         return found
 
     # ---- columns -----------------------------------------------------------------------------------------------------
+    def _inputs_of(self, node: int) -> tuple[tuple[int, int], ...]:
+        first, last = self._first[node], self._first[node + 1]
+        if last == first + 1:
+            return ((self._source[first], self._output[first]),)
+        return tuple(zip(self._source[first:last], self._output[first:last]))
+
     def _append(
         self,
         call: int,

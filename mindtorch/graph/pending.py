@@ -76,9 +76,13 @@ class Builder:
         known = self.signatures.get((sig, floats))
         if known is None:
             known = self.signatures[sig, floats] = self._signature(sig, len(ins), len(outs), floats)
-        self.room((*ins, *outs))
+        if (most := max(max(ins, default=0), max(outs, default=0))) >= len(maker):
+            self.room(most)
         sources = [self._source(slot, meta) for slot, meta in zip(ins, known.metas)]
-        readings = [self._reading(slot, meta, made) for slot, meta, made in zip(ins, known.metas, sources)]
+        readings = (
+            [self._reading(slot, meta, made) for slot, meta, made in zip(ins, known.metas, sources)]
+            if self.writer else ()
+        )  # fmt: skip
         node = graph._append(
             known.call, sources, graph._module_by_id(module), graph._place_by_id(loc), phase, readings=readings
         )
@@ -98,10 +102,10 @@ class Builder:
         if known.generator >= 0:
             graph._draws[node] = known.generator
 
-    def room(self, slots: Iterable[int]) -> None:
-        most = max(slots, default=0)
-        if most >= len(self.maker):
-            self.maker.frombytes(bytes(8 * (most + 1024 - len(self.maker))))
+    def room(self, slot: int) -> None:
+        """For slots up to that one."""
+        if slot >= len(self.maker):
+            self.maker.frombytes(bytes(8 * (slot + 1024 - len(self.maker))))
 
     def _reading(self, slot: int, meta: int, made: Source) -> Reading | None:
         """How it lies in what was written, if that lies otherwise."""
@@ -120,8 +124,7 @@ class Builder:
     def locate(self, tensor: LazyTensor) -> Source:
         """Who makes the value of ``tensor``; what is pending may not mention it at all."""
         handle = tensor._handle
-        if handle.slot >= len(self.maker):
-            self.maker.frombytes(bytes(8 * (handle.slot + 1 - len(self.maker))))
+        self.room(handle.slot)
         return self._source(handle.slot, handle.meta)
 
     def _data(self, slot: int, meta: int) -> int:
@@ -282,7 +285,7 @@ class LogBuilder(Builder):
 
     def _add_unrecorded(self, made: Unrecorded) -> None:
         graph = self.graph
-        self.room(slot for slot in (*(slot for slot, _ in made.inputs), *made.outputs))
+        self.room(max((*(slot for slot, _ in made.inputs), *made.outputs), default=0))
         sources = [self._source(slot, meta) for slot, meta in made.inputs]
         node = graph._append(
             graph._intern_call(made.call), sources, graph._module_by_id(made.module), graph._place_by_id(made.loc),

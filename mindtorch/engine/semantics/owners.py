@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
 
 import torch
 
@@ -84,7 +83,7 @@ def _search(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
             todo.append(holder)
         if not further:
             outermost.append(at)
-    model = max(outermost, key=lambda at: sum(1 for _ in modules(at)), default=module)
+    model = max(outermost, key=lambda at: len(modules(at)), default=module)
     return model, _names(model, below)
 
 
@@ -113,23 +112,14 @@ def named_modules(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]
         todo.extend(reversed(children))
 
 
-def modules(root: torch.nn.Module) -> Iterator[torch.nn.Module]:
+def modules(root: torch.nn.Module) -> list[torch.nn.Module]:
     """The same without names, which take many times as long."""
-    todo: list[torch.nn.Module | None] = [root]
-    seen: set[int] = set()
-    while todo:
-        module = todo.pop()
-        if module is None or id(module) in seen:
-            continue
-        seen.add(id(module))
-        yield module
-        if children := module._modules:
-            todo.extend(reversed(list(children.values())))
+    return paths.modules_under(root)
 
 
 def first_parameter(root: torch.nn.Module) -> torch.nn.Parameter | None:
-    every = chain.from_iterable(list(module._parameters.values()) for module in modules(root))
-    return next((parameter for parameter in every if parameter is not None), None)
+    found: torch.nn.Parameter | None = paths.first_parameter(root)
+    return found
 
 
 def named_tensors(root: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -149,10 +139,4 @@ def held(module: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.
 
     In the order of ``parameters()`` and ``buffers()``, which name each one.
     """
-    parameters: dict[int, torch.nn.Parameter] = {}
-    buffers: dict[int, torch.Tensor] = {}
-    for holder in modules(module):
-        for own, every in ((holder._parameters, parameters), (holder._buffers, buffers)):
-            if own:
-                every.update((id(tensor), tensor) for tensor in list(own.values()) if tensor is not None)
-    return list(parameters.values()), list(buffers.values())
+    return paths.held_by(modules(module))

@@ -69,7 +69,7 @@ class Flow:
     def inputs(self, node: int) -> tuple[Source, ...]:
         found = self._inputs.get(node)
         if found is None:
-            found = self._inputs[node] = Node(self.graph, node).inputs
+            found = self._inputs[node] = self.graph._inputs_of(node)
         return found
 
     def shape(self, source: Source) -> tuple[int, ...]:

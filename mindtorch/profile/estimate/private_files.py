@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
+from ..._ext import audit
 from ...base import mounts
 from ...base.mounts import Overlays
 from .redirected import Redirected
@@ -173,12 +174,12 @@ def actual(path: Any) -> Any:
 @functools.cache
 def _hook() -> None:
     """Once a process: there is no way back."""
-    sys.addaudithook(_audited)
+    audit.hear(b"socket.", _audited)
 
 
 def _audited(event: str, args: tuple[Any, ...]) -> None:
     global _asked
-    if _now is None or not event.startswith("socket."):
+    if _now is None:
         return
     if event == "socket.getaddrinfo":
         _asked = str(args[0])

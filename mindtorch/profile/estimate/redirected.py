@@ -23,6 +23,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from ..._ext import audit
 from ..._ext.standin import holders
 from ...base.patching import Patches
 from .compiled_writers import MODULES
@@ -392,7 +393,8 @@ _STARTS = ("subprocess.Popen", "os.system", "os.posix_spawn", "os.exec")
 @functools.cache
 def _hook() -> None:
     """Once a process: there is no way back."""
-    sys.addaudithook(_audited)
+    for event in ("open", *_CHANGES, *_STARTS):
+        audit.hear(event.encode(), _audited)
     os.register_at_fork(after_in_parent=_forked)
 
 

@@ -69,14 +69,14 @@ class SamplingEstimate(Sampling):
                     found.setdefault(handle.slot, self._named_first.setdefault(tensor, f"{prefix}.{name}"))
         return found
 
-    def name(self, log: bytes, op: Callable[[int], str]) -> None:
+    def name(self, complete: bytes, op: Callable[[int], str]) -> None:
         """The log of calls is complete. op: the name of a call by its number; empty for what is none."""
-        calls = np.frombuffer(log, ledger.CALL)
+        calls = np.frombuffer(complete, ledger.CALL)
         for sample in self.samples:
             if not sample.calls:
                 continue
             first, last = min(start for start, _ in sample.calls.values()), max(end for _, end in sample.calls.values())
-            sample.logged = [
-                (module, context.location(location), op(sig)) for sig, module, location, _ in calls[first:last].tolist()
-            ]
+            log = calls[first:last]
+            lines = {location: context.location(location) for location in np.unique(log["location"]).tolist()}
+            sample.logged = [(module, lines[location], op(sig)) for sig, module, location, _ in log.tolist()]
             sample.calls = {node: (start - first, end - first) for node, (start, end) in sample.calls.items()}

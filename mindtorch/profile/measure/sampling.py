@@ -57,7 +57,10 @@ class Sample:
                 node: [key for key in self.logged[first:last] if key[2]] for node, (first, last) in self.calls.items()
             }
             # What another line does before the next node, as torch.tensor() does, is no part of this one.
-            return {node: [key for key in keys if key[:2] == keys[0][:2]] for node, keys in found.items()}
+            return {
+                node: keys if len(keys) < 2 else [key for key in keys if key[:2] == keys[0][:2]]
+                for node, keys in found.items()
+            }
         graph = self.graph
         ids: dict[int, list[int]] = {}
         for known, index in graph._known_modules.items():

@@ -33,7 +33,7 @@ _BACKWARD, _OPTIMIZER = map(context.PHASES.index, ("backward", "optimizer"))
 _GRADIENT_OF = re.compile(r"(_dense)?_backward(_data)?$")
 _NAMED_OTHERWISE = {"aten::threshold": "aten::relu"}
 _ANY, _PRODUCT = "any", "product"  # op of a module
-_NONE = Counter([""])
+_NONE = {"": 1}
 _ANYWHERE = "anywhere"  # in place of a line: of a module's op, at whichever
 
 
@@ -61,12 +61,13 @@ class Labels:
         self.a_step: dict[tuple[str, int], tuple[Fraction, set[int]]] = {}
         self.alike: Counter[Key] = Counter()  # how often any call of those graphs has it
         self.cores: Counter[Key] = Counter()  # how often one does that stands for what one call of torch does
-        self.of: dict[Key, Counter[str]] = defaultdict(Counter)  # how many calls by pattern; empty for none
+        self.of: dict[Key, dict[str, int]] = {}  # how many calls by pattern; empty for none
         self.at: dict[tuple[str, Key], set[int]] = defaultdict(set)  # numbers of those instances' places
-        self.in_module: dict[tuple[int, str], Counter[str]] = defaultdict(Counter)  # (module, op), with gradients
+        self.in_module: dict[tuple[int, str], dict[str, int]] = {}  # (module, op), with gradients
         self.attributes: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self.verified: dict[str, list[bool]] = defaultdict(list)
         self.places: dict[_Label, set[str]] = defaultdict(set)
+        self._lines: dict[int, Any] = {}  # by location
         known: dict[Any, Any] = {}
         patterns, self.failed = loaded() if samples else ((), {})
         # Quiet: whoever watches the program sees its operations only, not those of the trials.
@@ -107,18 +108,18 @@ class Labels:
                     for module, _, op in keys:
                         if module:
                             for op_ in (_PRODUCT if op in PRODUCTS else op, _ANY):
-                                self.in_module[module, op_][pattern] += 1
+                                _add(self.in_module, (module, op_), pattern, 1)
                 if node in anchors:
-                    for key in _everywhere(Counter([_main(keys, graph._calls[graph._call[node]].op)])):
+                    for key in _everywhere({_main(keys, graph._calls[graph._call[node]].op): 1}):
                         own[pattern, key] += 1
                         self.at[pattern, key].add(label_.place if label_ else -1)
                 if node in cores:
                     self.cores.update(keys)
-            here: Counter[Key] = Counter()
+            here: dict[Key, int] = {}
             for pattern, each in calls.items():
                 for key, times in _everywhere(Counter(each)).items():
-                    self.of[key][pattern] += times
-                    here[key] += times
+                    _add(self.of, key, pattern, times)
+                    here[key] = here.get(key, 0) + times
             self.alike.update(here)
             self.anchors |= {key: Fraction(times, here[key[1]]) for key, times in own.items()}
 
@@ -142,18 +143,20 @@ class Labels:
     def key(self, row: Row, op: str) -> Key:
         """What the graphs know the row by: without its line where they have no such call, as when a second loop of the
         program calls the same loss."""
-        line = context.location(row.location)
+        line = self._lines.get(row.location)
+        if line is None:
+            line = self._lines[row.location] = context.location(row.location)
         key = row.module, _OfStep(line) if row.phase == _OPTIMIZER else line, op
         return key if key in self.alike or not row.module else (row.module, _ANYWHERE, op)
 
-    def patterns(self, row: Row, op: str) -> Counter[str]:
-        """Of an op's row: how many of its calls in those graphs are of each; empty for none.
+    def patterns(self, row: Row, op: str, key: Key | None = None) -> dict[str, int]:
+        """Of an op's row: how many of its calls in those graphs are of each; empty for none. key: its `key`, if known.
 
         What ran backward belongs to what its module did forward by that op, else to what it did, if that is one thing.
         """
         if row.phase == _BACKWARD and not row.module:
             return _NONE  # nobody knows whose it is: its line, that of the pass, may do anything else
-        if found := self.of.get(self.key(row, op)):
+        if found := self.of.get(self.key(row, op) if key is None else key):
             return found
         if row.phase == _BACKWARD:
             of = _forward(op)
@@ -218,13 +221,21 @@ def _main(keys: Sequence[Key], op: str) -> Key:
     return found or next((key for key in reversed(keys) if key[2] == op), keys[-1])
 
 
-def _everywhere(times: Counter[Key]) -> Counter[Key]:
+def _everywhere(times: Mapping[Key, int]) -> dict[Key, int]:
     """How often each was called, at its line and, within a module, at whichever."""
-    found = times.copy()
+    found = dict(times)
     for (module, _, op), number in times.items():
         if module:
-            found[module, _ANYWHERE, op] += number
+            anywhere = module, _ANYWHERE, op
+            found[anywhere] = found.get(anywhere, 0) + number
     return found
+
+
+def _add(table: dict[Any, dict[str, int]], key: Any, pattern: str, times: int) -> None:
+    of = table.get(key)
+    if of is None:
+        of = table[key] = {}
+    of[pattern] = of.get(pattern, 0) + times
 
 
 def _placed(keyed: Iterable[Mapping[int, Sequence[Key]]], found: Iterable[Sequence[Instance]]) -> list[list[Instance]]:
@@ -303,13 +314,13 @@ def pattern_rows(
 
     for row in rows:
         op = seen.op_name(row.sig)
-        patterns = labels.patterns(row, op) if row.sig else _NONE
-        total = patterns.total()
+        key = labels.key(row, op)
+        patterns = labels.patterns(row, op, key) if row.sig else _NONE
+        total = sum(patterns.values())
         if "" in patterns and (not row.sig or seen.ops[row.sig].category == "view"):  # type: ignore[union-attr]
             between.append(row)
             continue
         much = row.calls * (1.0 if forecast is None else forecast.host(row.sig, row.phase))
-        key = labels.key(row, op)
         for pattern, times in patterns.items():
             part = 1 if times == total else Fraction(times, total)
             called[row[MODULE : PHASE + 1]][pattern] += much * part
