@@ -241,6 +241,38 @@ def first_parameter(root):
     return found[0] if found else None
 
 
+def named_modules(root):
+    """(name, module) of the module itself, its name empty, and all under it, each once, parents first."""
+    cdef set seen = set()
+    cdef list todo = [("", root)], found = []
+    cdef object name, module, children
+    while todo:
+        name, module = todo.pop()
+        if module is None or <uintptr_t> <PyObject *> module in seen:
+            continue
+        seen.add(<uintptr_t> <PyObject *> module)
+        found.append((name, module))
+        children = module._modules
+        if children:
+            todo.extend(reversed([(f"{name}.{child}" if name else child, held)
+                                  for child, held in list(children.items())]))
+    return found
+
+
+def named_tensors(root):
+    """(name, tensor) of all parameters under it, then of all buffers, each once."""
+    cdef set seen = set()
+    cdef list found = [], every = named_modules(root)
+    cdef object kind, prefix, module, name, tensor
+    for kind in ("_parameters", "_buffers"):
+        for prefix, module in every:
+            for name, tensor in list(getattr(module, kind).items()):
+                if tensor is not None and <uintptr_t> <PyObject *> tensor not in seen:
+                    seen.add(<uintptr_t> <PyObject *> tensor)
+                    found.append((f"{prefix}.{name}" if prefix else name, tensor))
+    return found
+
+
 def held_by(list holders):
     """(parameters, buffers) of those modules, each once, in their order."""
     cdef dict parameters = {}, buffers = {}

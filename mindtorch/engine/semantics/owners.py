@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -98,18 +98,9 @@ def _names(model: torch.nn.Module, below: Mapping[int, tuple[torch.nn.Module, st
 
 
 # ---- what a module holds ---------------------------------------------------------------------------------------------
-def named_modules(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+def named_modules(root: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
     """The module itself, its name empty, and all under it, each once, parents first."""
-    todo: list[tuple[str, torch.nn.Module | None]] = [("", root)]
-    seen: set[int] = set()
-    while todo:
-        name, module = todo.pop()
-        if module is None or id(module) in seen:
-            continue
-        seen.add(id(module))
-        yield name, module
-        children = [(f"{name}.{child}" if name else child, found) for child, found in list(module._modules.items())]
-        todo.extend(reversed(children))
+    return paths.named_modules(root)
 
 
 def modules(root: torch.nn.Module) -> list[torch.nn.Module]:
@@ -122,16 +113,9 @@ def first_parameter(root: torch.nn.Module) -> torch.nn.Parameter | None:
     return found
 
 
-def named_tensors(root: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def named_tensors(root: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Parameters, then buffers, each once."""
-    seen: set[int] = set()
-    every = list(named_modules(root))
-    for kind in ("_parameters", "_buffers"):
-        for prefix, module in every:
-            for name, tensor in list(getattr(module, kind).items()):
-                if tensor is not None and id(tensor) not in seen:
-                    seen.add(id(tensor))
-                    yield f"{prefix}.{name}" if prefix else name, tensor
+    return paths.named_tensors(root)
 
 
 def held(module: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.Tensor]]:
