@@ -481,7 +481,9 @@ cdef class Collector:
             return op.call(*args, **kwargs) if kwargs else op.call(*args)
         if types and self.fake in types and self.symbolic((*args, *kwargs.values()) if kwargs else args):
             return op.call(*args, **kwargs) if kwargs else op.call(*args)
-        module = current_module()              # first: it finds out where the program is
+        module = current_module()              # first: it finds out where the program is, and may account for a while
+        if t_in < here.last:
+            t_in = here.last
         phase = current_phase()
         if self.first_op == 0:
             self.first_op = t_in
@@ -583,6 +585,7 @@ cdef class Collector:
         if self.synchronize is not None:
             self.synchronize(None)
             end = mt_now()
+        current_module()                       # which may account for a while
         if start < here.last:
             start = here.last
         if end < start:

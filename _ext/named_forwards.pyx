@@ -135,7 +135,8 @@ cdef void forget(Running *found, int n) noexcept:
 cdef int running(mt_tls *t, Running *found) noexcept:
     """Such frames, the innermost first; of a forward that calls those of its base classes, the outermost.
 
-    None of them where there are too many, or in a constructor: what that makes has no owner yet.
+    None of them where there are too many, in a constructor (what that makes has no owner yet), or in a call that a
+    constructor makes.
     """
     cdef uint32_t called = t.named[t.named_from].depth if t.n_named > t.named_from else t.depth
     cdef PyObject *top = t.stack[called - 1] if called != t.base else NULL
@@ -143,32 +144,38 @@ cdef int running(mt_tls *t, Running *found) noexcept:
     cdef PyObject *module
     cdef mt_frame *frame = mt_frame_now()
     cdef int n = 0, steps = 0
-    while frame != NULL and mt_frame_code(frame) != <PyObject *> _call_code:
+    cdef bint counts = True
+    while frame != NULL:
         name = mt_code_name(mt_frame_code(frame))
+        if mt_frame_code(frame) == <PyObject *> _call_code:
+            counts = top != NULL
+            break
         if name == <PyObject *> s_forward or name == <PyObject *> s_call:
             module = module_of(frame)
             if module != NULL and (name == <PyObject *> s_call or module == top):
                 decref(module)
+                counts = top != NULL
                 break
             if module != NULL:
                 if n > 0 and found[n - 1].module == module:
                     n -= 1
                     forget(found + n, 1)
-                if n == MT_MOST_NAMED:
+                counts = n < MT_MOST_NAMED
+                if not counts:
                     decref(module)
-                    forget(found, n)
-                    n = 0
                     break
                 found[n].module, found[n].mark, found[n].steps = module, mark_of(frame), steps
                 n += 1
         elif name == <PyObject *> s_init and top == NULL and is_constructor(mt_frame_code(frame)):
-            forget(found, n)
-            n = 0
+            counts = False
             break
         frame = mt_frame_back(frame)
         steps += 1
     if frame != NULL:
         mt_frame_free(frame)
+    if not counts:
+        forget(found, n)
+        return 0
     return n
 
 

@@ -258,10 +258,13 @@ def test_L12_named_calls_in_a_constructor_have_no_path(listened):
             self.cell = Cell()
             self.cell.forward(torch.ones(2))
             at.append(here())
-            self.note(torch.ones(2))
+            self.notes = Notes()
+            self.notes(torch.ones(2))
 
-        def note(self, x):
+    class Notes(torch.nn.Module):
+        def forward(self, x):
             at.append(here())
+            return x
 
     at = []
     Makes()

@@ -19,6 +19,7 @@ import zipfile
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ..._ext import lazy as _core
 from ..._ext.standin import holders
@@ -59,40 +60,65 @@ class _Sizes(NamedTuple):
     value: torch.Tensor | None  # where it is known
 
 
-def _save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-    saved.remember(f, _exchange(obj, functools.partial(_sizes_of, done=set()), {}))
+class _Saved(NamedTuple):
+    """What torch.save was given, as it was then: the program may change it, or let go of it.
+
+    pickled: with the numbers of what is in `apart` in its place: `_Sizes`, or what is kept as it is.
+    tensorless: the file that torch would write without the tensors: loading it shows what torch refuses.
+    """
+
+    pickled: bytes
+    apart: list[Any]
+    tensorless: bytes
 
 
-def _sizes_of(value: Any, done: set[int]) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
+def _save(obj: Any, f: Any, pickle_module: Any = pickle, pickle_protocol: int = 2, *args: Any, **kwargs: Any) -> None:
+    pickled, tensorless, numbers, transferred = io.BytesIO(), io.BytesIO(), dict[int, int](), set[int]()
+    apart: list[Any] = []
+    alive: list[Any] = []  # or another object could have the address of one that is in `numbers`
+
+    def number(value: Any) -> int | None:
+        if not isinstance(value, (torch.Tensor, *_STORAGES)) or _is_of_others(value):
+            return None
+        if id(value) not in numbers:
+            numbers[id(value)] = len(apart)
+            apart.append(_sizes_of(value, transferred) if isinstance(value, torch.Tensor) else value)
+            alive.append(value)
+        return numbers[id(value)]
+
+    pickler = _asking(pickle_module.Pickler, "persistent_id")(pickled, protocol=pickle_protocol)
+    pickler.ask = number
+    pickler.dump(obj)
+    if not any(isinstance(value, _STORAGES) for value in alive):  # torch takes these for what a tensor has
+        _torch_save(obj, tensorless, _tensorless)
+    saved.remember(f, _Saved(pickled.getvalue(), apart, tensorless.getvalue()))
+
+
+@functools.cache
+def _asking(kind: Any, name: str) -> Any:
+    """The class, whose method of that name is the instance's `ask`: a class of each call's own would live on."""
+    return type(kind.__name__, (kind,), {name: lambda self, value: self.ask(value)})
+
+
+_STORAGES = (torch.UntypedStorage, torch.TypedStorage)
+
+
+def _is_of_others(value: Any) -> bool:
+    """A tensor that is made of others, or has no shape yet: it is pickled as torch pickles it."""
+    return isinstance(value, torch.Tensor) and (value.layout is not torch.strided or is_lazy(value))
+
+
+def _sizes_of(value: torch.Tensor, transferred: set[int]) -> _Sizes | torch.Tensor:
     handle = _core.get_handle(value)
     if handle is None and type(value) is torch.Tensor and not value.is_meta and value.numel() <= MOST_KNOWN:
         return value.detach().clone()  # the state of a generator
-    transfers.saves(value, done)
+    transfers.saves(value, transferred)
     with torch._C.DisableTorchFunctionSubclass():
         like = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     parameter = isinstance(value, torch.nn.Parameter)
     kept = None if handle is None else _core.kept(handle)
     kept = kept.clone() if kept is not None and kept.is_contiguous() else None
     return _Sizes(like, place_of(value.device), value.requires_grad, parameter, kept)
-
-
-def _exchange(value: Any, exchange: Any, done: dict[int, Any]) -> Any:
-    """A copy of dictionaries, lists and tuples, in which ``exchange(item)`` stands for each item, once for the same."""
-    if id(value) not in done:
-        if type(value) is _Sizes or not isinstance(value, (dict, list, tuple)):
-            made = exchange(value)
-        elif isinstance(value, dict):
-            made = copy.copy(value)
-            for key in value:
-                made[key] = _exchange(value[key], exchange, done)
-        elif hasattr(value, "_fields"):
-            made = type(value)(*(_exchange(item, exchange, done) for item in value))
-        else:
-            made = type(value)(_exchange(item, exchange, done) for item in value)
-        done[id(value)] = (value, made)  # kept, or another value could have its number
-    return done[id(value)][1]
 
 
 def _sizes_by_name(tensors: Any, metadata: Any) -> _SavedTensors:
@@ -188,9 +214,8 @@ class _SavedSlice:
         return self._file.get_tensor(self._name)[at]
 
 
-# ---- pickles ---------------------------------------------------------------------------------------------------------
+# ---- pickles of the program's own ------------------------------------------------------------------------------------
 _reduce = MetaTensor.__reduce_ex__
-_to: list[Any] = []  # the map_location of what is being unpickled
 
 
 def _pickle(self: MetaTensor, protocol: Any) -> Any:
@@ -207,7 +232,7 @@ def _again(device: str, numbers: Any, function: Any, args: tuple) -> Any:
     plain = function(*args)
     if mode.now.estimate is None:
         return plain
-    place = _place_for(_to[-1] if _to else None, place_of(device))
+    place = place_of(device)
     if numbers is not None:
         with torch._C.DisableTorchFunction():
             value = torch.tensor(numbers, dtype=plain.dtype, device="cpu").view(plain.shape)
@@ -223,10 +248,8 @@ _torch_load, _torch_save = torch.load, torch.save
 @functools.wraps(_torch_load)
 def _load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
     found = saved.found(f)
-    if found is not saved.NOTHING:
-        if kwargs.get("weights_only") is not False and not args and kwargs.get("pickle_module") is None:
-            _only_weights(found)
-        return _exchange(found, functools.partial(_made_from, map_location=map_location), {})
+    if isinstance(found, _Saved):
+        return _loaded(found, map_location, *args, **kwargs)
     name = getattr(f, "name", None)
     if isinstance(name, str) and getattr(f, "mode", "") == "rb" and os.path.isfile(name) and not f.tell():
         f = name  # the file from its start
@@ -239,14 +262,24 @@ def _load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
     return _without_data(loaded, place_of(device))
 
 
-def _only_weights(stored: Any) -> None:
-    """Raise what torch does: by default it loads tensors, numbers and containers of them, and other objects only of
+def _loaded(found: _Saved, map_location: Any, pickle_module: Any = None, *, weights_only: bool | None = None,
+            mmap: bool | None = None, **pickle_load_args: Any) -> Any:  # fmt: skip
+    """Raises what torch does: by default it loads tensors, numbers and containers of them, and other objects only of
     classes that the program allows.
     """
-    file = io.BytesIO()
-    _torch_save(_exchange(stored, lambda item: None if isinstance(item, _Sizes) else item, {}), file, _tensorless)
-    file.seek(0)
-    _torch_load(file)
+    if weights_only is not False and pickle_module is None and found.tensorless:
+        _torch_load(io.BytesIO(found.tensorless))
+    made: dict[int, Any] = {}
+
+    def load(number: int) -> Any:
+        if number not in made:
+            made[number] = _made_from(found.apart[number], map_location)
+        return made[number]
+
+    kind = _asking((pickle_module or pickle).Unpickler, "persistent_load")
+    unpickler = kind(io.BytesIO(found.pickled), **pickle_load_args)
+    unpickler.ask = load
+    return unpickler.load()
 
 
 class _Tensorless(pickle.Pickler):
@@ -271,7 +304,7 @@ def _place_for(map_location: Any, stored: int) -> int:
 
 def _made_from(stored: Any, map_location: Any) -> Any:
     if type(stored) is not _Sizes:
-        return copy.deepcopy(stored) if map_location is None else _unpickled(pickle.dumps(stored), map_location)
+        return copy.deepcopy(stored)
     place = _place_for(map_location, stored.place)
     made = (
         as_meta(stored.like, place) if stored.value is None else known_values.adopt(stored.value, place, computed=True)
@@ -279,15 +312,6 @@ def _made_from(stored: Any, map_location: Any) -> Any:
     if stored.parameter:
         return torch.nn.Parameter(made, stored.requires_grad)
     return made.requires_grad_(stored.requires_grad)
-
-
-def _unpickled(data: bytes, map_location: Any) -> Any:
-    """An object that holds tensors, with these where it is to put them."""
-    _to.append(map_location)
-    try:
-        return pickle.loads(data)  # noqa: S301 - written here
-    finally:
-        _to.pop()
 
 
 def _without_data(value: Any, place: int) -> Any:

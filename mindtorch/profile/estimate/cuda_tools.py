@@ -43,7 +43,7 @@ def patches() -> list[Patch]:
         (torch.autograd.profiler, "emit_nvtx", _Marks),
         (torch.profiler.profiler._KinetoProfile, "__init__", _profiler_init),
         (torch.cuda.nccl, "version", lambda: (2, 27, 5)),
-        (_parallel, "_get_available_device_type", meant),
+        (_parallel, "_get_available_device_type", lambda: meant() if torch.cuda.device_count() else None),
         (_parallel, "_get_all_device_indices", lambda: list(range(torch.cuda.device_count()))),
         (_functions, "_get_stream", lambda device: None),  # all work is in program order
         (_parallel, "_check_balance", lambda device_ids: None),
