@@ -50,14 +50,14 @@ cdef class Attribute:
 
     asks: of classes whose ``__torch_function__`` is the program's, and wants to know, too.
     """
-    cdef object name, theirs, getter
+    cdef object name, theirs, getter, setter
     cdef int kind
     cdef bint asks
 
     def __init__(self, str name not None, theirs, bint asks=False):
         self.name = name
         self.theirs = theirs
-        self.getter = theirs.__get__
+        self.getter, self.setter = theirs.__get__, theirs.__set__
         self.asks = asks
         self.kind = KINDS.get(name, BELOW)
 
@@ -69,7 +69,10 @@ cdef class Attribute:
         return self.known(instance)
 
     def __set__(self, instance, value):
-        self.theirs.__set__(instance, value)       # all but gradients are refused, in torch's words
+        if value is None and self.kind == GRADIENT and not _asked() and not (self.asks and functions_on()):
+            below(self.setter, (), (instance, None))   # an optimizer's zero_grad
+            return
+        self.setter(instance, value)               # all but gradients are refused, in torch's words
         if self.name == "requires_grad" and value and handle_of(instance) is not None:
             may_require_grad(handle_of(instance))  # also where classes have no say
 

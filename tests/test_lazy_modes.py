@@ -284,6 +284,38 @@ def test_L3_what_modes_and_classes_make_of_attributes() -> None:
     assert program(LAZY) == program("cpu")
 
 
+def test_L3_modes_and_classes_see_gradients_thrown_away() -> None:
+    """What an optimizer's zero_grad does; one may keep them."""
+
+    class Keeps(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+            return None if func == torch.Tensor.grad.__set__ else func(*args, **(kwargs or {}))  # type: ignore[attr-defined]
+
+    class Named(torch.Tensor):
+        seen: ClassVar[list[Any]] = []
+
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+            cls.seen.append((getattr(func, "__name__", "?"), args[-1] is None))
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    def program(d: str) -> object:
+        x = torch.ones(2).to(d).requires_grad_()
+        x.sum().backward()
+        with Keeps():
+            x.grad = None
+        told = [x.grad is None]
+        x.grad = None
+        told.append(x.grad is None)
+        named = torch.ones(2).to(d).as_subclass(Named).requires_grad_()
+        named.sum().backward()
+        Named.seen.clear()
+        named.grad = None
+        return told, Named.seen[:], named.grad is None
+
+    assert program(LAZY) == program("cpu") == ([False, True], [("__set__", True)], True)
+
+
 @pytest.mark.parametrize("call", [lambda d, x: copy.copy(x), lambda d, x: copy.deepcopy(x), lambda d, x: x.__copy__()])
 def test_L3_modes_see_nothing_of_how_the_engine_copies(call: Call) -> None:
     assert seen(Operators, LAZY, call) == [] and set(seen(Functions, LAZY, call)) <= {"__deepcopy__"}
