@@ -482,8 +482,7 @@ cdef class Collector:
         if types and self.fake in types and self.symbolic((*args, *kwargs.values()) if kwargs else args):
             return op.call(*args, **kwargs) if kwargs else op.call(*args)
         module = current_module()              # first: it finds out where the program is, and may account for a while
-        if t_in < here.last:
-            t_in = here.last
+        t_in = max(t_in, here.last)
         phase = current_phase()
         if self.first_op == 0:
             self.first_op = t_in
@@ -586,10 +585,8 @@ cdef class Collector:
             self.synchronize(None)
             end = mt_now()
         current_module()                       # which may account for a while
-        if start < here.last:
-            start = here.last
-        if end < start:
-            end = start
+        start = max(start, here.last)
+        end = max(start, end)
         runs = <Runs> self.runs_of(name)
         if runs.ran < runs.recorded:
             runs.ran += 1

@@ -45,8 +45,8 @@ cdef extern from *:
     #define MT_CONTEXT_STATE
     enum { MT_MOST_NAMED = 16 };
     /* A module whose forward was called by that name: the depth of the stack, path and phase before it; its Mark,
-       borrowed, or NULL. */
-    typedef struct mt_named { PyObject *mark; uint32_t depth, module; uint8_t phase; } mt_named;
+       borrowed, or NULL; whether `follow_generation` is told of its end. */
+    typedef struct mt_named { PyObject *mark; uint32_t depth, module; uint8_t phase, followed; } mt_named;
 
     /* `stack` owns a reference to each running module; base = its depth when the running backward began; own = its
        depth where the last one on it is in a __call__ of its class, on the way to Module.__call__; before = the phases
@@ -73,6 +73,7 @@ cdef extern from *:
         uint32_t depth
         uint32_t module
         uint8_t phase
+        uint8_t followed
     ctypedef struct mt_tls:
         mt_log *log
         mt_named *named
@@ -105,3 +106,5 @@ cdef void leave_named(mt_tls *t, uint32_t index, bint late) noexcept
 cdef void log_seen(mt_tls *t, uint32_t module) noexcept
 cdef void note_seen(mt_tls *t) noexcept
 cdef bint is_constructor(PyObject *code) noexcept
+cdef bint is_followed(uint8_t before) noexcept         # an outermost call, which begins in that phase
+cdef uint8_t phase_of(PyObject *module, tuple given, dict named) noexcept      # … as `follow_generation` says

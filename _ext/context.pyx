@@ -108,6 +108,9 @@ PHASES = ("other", "forward", "backward", "optimizer", "prefill", "decode", "dat
 
 CANDIDATE = PHASE_CANDIDATE
 
+cdef enum:
+    UNKNOWN = 2                                # of `between`: to be asked for
+
 cdef size_t ARGUMENT_COUNT = <size_t> -1 >> 1   # without PY_VECTORCALL_ARGUMENTS_OFFSET
 cdef uint64_t NO_SEQ = <uint64_t> -1           # torch gives AccumulateGrad the largest number
 cdef object s_sequence_nr = sys.intern("_sequence_nr")
@@ -237,6 +240,8 @@ cdef uint8_t current_phase() noexcept:
         return t.phase
     if _backwards and is_in_a_node():
         return PHASE_BACKWARD
+    if t.between == UNKNOWN:
+        t.between = mt_call_number(<PyObject *> _grad_enabled, 0) != 0
     return PHASE_FORWARD if t.between else PHASE_OTHER
 
 
@@ -310,6 +315,14 @@ cdef bint push(mt_tls *t, PyObject *module, uint32_t id) noexcept:
     t.ids[t.depth] = id
     t.depth += 1
     return True
+
+
+cdef void pop(mt_tls *t, uint32_t depth) noexcept:
+    cdef PyObject *module
+    while t.depth > depth:
+        t.depth -= 1
+        module = t.stack[t.depth]
+        decref(module)
 
 
 cdef PyObject *module_call(PyObject *function, PyObject **args, size_t nargsf, PyObject *kwnames) noexcept:
@@ -417,8 +430,7 @@ cdef PyObject *entered_call(mt_tls *t, PyObject *original, bint own, PyObject **
         id = path_of_outermost(module, 0)
         if id != NO_PATH and phase < PHASE_PREFILL:    # else what the program has announced: see enter_stage
             phase = PHASE_FORWARD
-            if _enters_call is not None and previous_phase == PHASE_OTHER and not mt_call_number(
-                    <PyObject *> _grad_enabled, 1):
+            if is_followed(previous_phase):
                 phase, followed = phase_of_call(args, nargsf & ARGUMENT_COUNT, kwnames), True
     if id == NO_PATH:
         return NULL
@@ -453,14 +465,24 @@ cdef PyObject *entered_call(mt_tls *t, PyObject *original, bint own, PyObject **
     return NULL
 
 
+cdef bint is_followed(uint8_t before) noexcept:
+    return _enters_call is not None and before == PHASE_OTHER and not mt_call_number(<PyObject *> _grad_enabled, 1)
+
+
 cdef uint8_t phase_of_call(PyObject **args, size_t n, PyObject *kwnames) noexcept:
-    """Of an outermost call without gradients: what `follow_generation` was given says."""
     cdef size_t i
     try:
         names = <tuple> kwnames if kwnames != NULL else ()
         given = tuple([<object> args[i] for i in range(1, n)])
-        named = {name: <object> args[n + i] for i, name in enumerate(names)}
-        return <uint8_t> _enters_call(<object> args[0], given, named)
+        return phase_of(args[0], given, {name: <object> args[n + i] for i, name in enumerate(names)})
+    except MemoryError:
+        return PHASE_FORWARD
+
+
+cdef uint8_t phase_of(PyObject *module, tuple given, dict named) noexcept:
+    """Of an outermost call without gradients: what `follow_generation` was given says."""
+    try:
+        return <uint8_t> _enters_call(<object> module, given, named)
     except BaseException as error:             # a signal's: the program's next line is the first that can get it
         raise_soon(error)
     return PHASE_FORWARD
@@ -492,13 +514,9 @@ def settle(phase, was=PHASE_CANDIDATE):
 
 
 cdef void leave(mt_tls *t, uint32_t depth, uint32_t previous, uint8_t phase, uint32_t id) noexcept:
-    cdef PyObject *module
     if _n_hooks:
         tell(MODULE_EXIT, id, phase)
-    while t.depth > depth:
-        t.depth -= 1
-        module = t.stack[t.depth]
-        decref(module)
+    pop(t, depth)
     t.module = previous
     t.phase = phase
     log_boundary(t, previous)
@@ -514,18 +532,22 @@ cdef void leave_named(mt_tls *t, uint32_t index, bint late) noexcept:
         t.n_named -= 1
         entry = &t.named[t.n_named]
         id = t.module
-        if not late:
+        module = t.stack[entry.depth]
+        incref(module)
+        if late:
+            pop(t, entry.depth)
+            t.module, t.phase = entry.module, entry.phase
+            if _n_hooks:
+                tell(MODULE_EXIT, id, t.phase)
+            log_seen(t, t.module)
+            may_be_followed(t)
+        else:
             leave(t, entry.depth, entry.module, entry.phase, id)
-            continue
-        while t.depth > entry.depth:
-            t.depth -= 1
-            module = t.stack[t.depth]
-            decref(module)
-        t.module, t.phase = entry.module, entry.phase
-        if _n_hooks:
-            tell(MODULE_EXIT, id, t.phase)
-        log_seen(t, t.module)
-        may_be_followed(t)
+            if t.depth == t.base and t.phase == PHASE_OTHER:
+                t.between = UNKNOWN            # it ended within whatever it had switched off, such as gradients
+        if entry.followed:
+            call_ended(module, NULL)
+        decref(module)
 
 
 cdef void may_be_followed(mt_tls *t) noexcept:

@@ -186,27 +186,30 @@ cdef extern from *:
         MT_IF_INNER(f, (PyObject *)inner->frame_obj)
         return (PyObject *)f;
     }
-    /* Its function's first positional argument as a new reference; NULL: it has none, or nobody says. Asking for all
-       of its variables would make them live longer. 3.12 has a function for one; 3.11 none. */
-    static inline PyObject *mt_frame_first(mt_frame *f) {
+    /* An argument of its function, one of the first in `co_varnames`, as a new reference; NULL: it has none, or nobody
+       says. Asking for all of its variables would make them live longer. 3.12 has a function for one; 3.11 none. */
+    static inline PyObject *mt_frame_argument(mt_frame *f, int i) {
         PyObject *value = NULL;
         PyCodeObject *code = (PyCodeObject *)mt_frame_code(f);
-        if (code->co_argcount < 1) return NULL;
     #if PY_VERSION_HEX >= 0x030C0000
-        value = PyFrame_GetVar((PyFrameObject *)f, PyTuple_GET_ITEM(code->co_localsplusnames, 0));
+        value = PyFrame_GetVar((PyFrameObject *)f, PyTuple_GET_ITEM(code->co_localsplusnames, i));
         if (!value) PyErr_Clear();
         return value;
     #elif PY_VERSION_HEX >= 0x030B0000
-        if (mt_inner_frames) value = ((_PyInterpreterFrame *)f)->localsplus[0];
+        (void)code;
+        if (mt_inner_frames) value = ((_PyInterpreterFrame *)f)->localsplus[i];
     #else
-        value = ((PyFrameObject *)f)->f_localsplus[0];
+        value = ((PyFrameObject *)f)->f_localsplus[i];
         if (!value && code->co_cell2arg)       /* a function within it has it, too */
-            for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(code->co_cellvars); i++)
-                if (code->co_cell2arg[i] == 0) value = ((PyFrameObject *)f)->f_localsplus[code->co_nlocals + i];
+            for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(code->co_cellvars); k++)
+                if (code->co_cell2arg[k] == i) value = ((PyFrameObject *)f)->f_localsplus[code->co_nlocals + k];
     #endif
         if (value && PyCell_Check(value)) value = PyCell_GET(value);
         Py_XINCREF(value);
         return value;
+    }
+    static inline PyObject *mt_frame_first(mt_frame *f) {
+        return ((PyCodeObject *)mt_frame_code(f))->co_argcount < 1 ? NULL : mt_frame_argument(f, 0);
     }
     static inline void mt_frame_free(mt_frame *f) {
         MT_IF_INNER(f, )
@@ -261,7 +264,8 @@ cdef extern from *:
     PyObject *mt_code_name(PyObject *code) noexcept        # borrowed from it, interned
     int mt_frame_lasti(mt_frame *frame) noexcept
     PyObject *mt_frame_made(mt_frame *frame) noexcept      # borrowed from it
-    PyObject *mt_frame_first(mt_frame *frame) noexcept     # owned
+    PyObject *mt_frame_argument(mt_frame *frame, int i) noexcept   # owned
+    PyObject *mt_frame_first(mt_frame *frame) noexcept     # that of a positional argument; owned
     void mt_frame_free(mt_frame *frame) noexcept
     void mt_set_tracer(void *call) except *    # of the calling thread; NULL: none
     void *mt_tracer() noexcept

@@ -15,11 +15,12 @@ import sys
 
 from mindtorch._ext.context cimport (
     MODULE_ENTER, MODULE_EXIT, MT_MOST_NAMED, PHASE_BACKWARD, PHASE_DATA, PHASE_FORWARD, PHASE_OPTIMIZER, PHASE_PREFILL,
-    is_constructor, leave_named, log_seen, look_with, mt_named, mt_tls, note_seen, push, tell, thread_state,
+    is_constructor, is_followed, leave_named, log_seen, look_with, mt_named, mt_tls, note_seen, phase_of, push, tell,
+    thread_state,
 )
 from mindtorch._ext.interpreter cimport (
-    mt_code_name, mt_frame, mt_frame_back, mt_frame_code, mt_frame_first, mt_frame_free, mt_frame_made, mt_frame_now,
-    mt_look_inside,
+    mt_code_name, mt_frame, mt_frame_argument, mt_frame_back, mt_frame_code, mt_frame_first, mt_frame_free,
+    mt_frame_made, mt_frame_now, mt_look_inside,
 )
 from mindtorch._ext.paths cimport NO_PATH, path_of_child, path_of_outermost
 
@@ -42,6 +43,10 @@ cdef object s_trace = sys.intern("f_trace")
 cdef object _module_class = None
 cdef object _call_code = None
 cdef int _wanted = 0                           # by so many
+
+cdef enum:
+    CO_VARARGS = 4                             # as inspect has them
+    CO_VARKEYWORDS = 8
 
 
 def first_argument():
@@ -206,13 +211,15 @@ cdef PyObject *mark_of(mt_frame *frame) noexcept:
 cdef void enter(mt_tls *t, const Running *at) noexcept:
     cdef uint32_t depth = t.depth, id
     cdef uint8_t phase = t.phase
+    cdef bint followed = False
     cdef mt_named *entry = &t.named[t.n_named]
     if depth != t.base:
         id = path_of_child(at.module, t.stack, t.ids, depth)
     else:
         id = path_of_outermost(at.module, 0)
-        if phase < PHASE_PREFILL:
-            phase = PHASE_FORWARD
+        if id != NO_PATH and phase < PHASE_PREFILL:
+            followed = is_followed(phase)
+            phase = phase_of(at.module, (), arguments(at.steps)) if followed else <uint8_t> PHASE_FORWARD
     if id == NO_PATH:
         PyErr_Clear()                          # it counts to the caller
         return
@@ -221,11 +228,39 @@ cdef void enter(mt_tls *t, const Running *at) noexcept:
         tell(MODULE_EXIT, id, t.phase)
         return
     entry.depth, entry.module, entry.phase = depth, t.module, t.phase
+    entry.followed = followed
     entry.mark = new_mark(t, at.steps)
     t.n_named += 1
     t.module = id
     t.phase = phase
     log_seen(t, id)
+
+
+cdef dict arguments(int steps):
+    """By name, those of the function whose frame is so many steps outwards, but the first."""
+    cdef mt_frame *frame = mt_frame_now()
+    cdef PyObject *value
+    cdef dict found = {}
+    cdef int i
+    while frame != NULL and steps > 0:
+        frame = mt_frame_back(frame)
+        steps -= 1
+    if frame == NULL:
+        return found
+    code = <object> mt_frame_code(frame)
+    names = code.co_varnames
+    for i in range(1, code.co_argcount + code.co_kwonlyargcount + (code.co_flags & CO_VARARGS != 0)
+                   + (code.co_flags & CO_VARKEYWORDS != 0)):
+        value = mt_frame_argument(frame, i)
+        if value != NULL:
+            found[names[i]] = <object> value
+            decref(value)
+    if code.co_flags & CO_VARKEYWORDS:
+        further = found.pop(names[i], None)
+        if type(further) is dict:
+            found.update(further)
+    mt_frame_free(frame)
+    return found
 
 
 cdef PyObject *new_mark(mt_tls *t, int steps) noexcept:

@@ -79,10 +79,8 @@ class Builder:
         if (most := max(max(ins, default=0), max(outs, default=0))) >= len(maker):
             self.room(most)
         sources = [self._source(slot, meta) for slot, meta in zip(ins, known.metas)]
-        readings = (
-            [self._reading(slot, meta, made) for slot, meta, made in zip(ins, known.metas, sources)]
-            if self.writer else ()
-        )  # fmt: skip
+        written = zip(ins, known.metas, sources) if self.writer else ()
+        readings = [self._reading(*each) for each in written]
         node = graph._append(
             known.call, sources, graph._module_by_id(module), graph._place_by_id(loc), phase, readings=readings
         )
@@ -102,8 +100,7 @@ class Builder:
         if known.generator >= 0:
             graph._draws[node] = known.generator
 
-    def room(self, slot: int) -> None:
-        """For slots up to that one."""
+    def room(self, slot: int) -> None:  # for slots up to that one
         if slot >= len(self.maker):
             self.maker.frombytes(bytes(8 * (slot + 1024 - len(self.maker))))
 

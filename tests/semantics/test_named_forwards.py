@@ -395,3 +395,50 @@ def test_L1_first_arguments_are_those_of_the_running_function():
     for _ in range(10):
         one(value)
     assert sys.getrefcount(value) == before
+
+
+class Remembers(torch.nn.Module):
+    """A language model with a cache of its own, as Meta's Llama has it."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.head = torch.nn.Embedding(8, 4), torch.nn.Linear(4, 8)
+        self.cache = torch.zeros(16, 4)
+
+    def forward(self, tokens, start=0, *more, scale=1.0, **options):
+        self.cache[start : start + tokens.shape[1]] = self.tokens(tokens)[0] * scale
+        return self.head(self.cache[: start + tokens.shape[1]].mean(0, keepdim=True))
+
+
+@pytest.mark.parametrize("disabled", [torch.no_grad, torch.inference_mode])
+def test_L12_a_model_that_is_called_by_name_generates(disabled):
+    def phases(call):
+        net, found = Remembers(), torch.zeros(1, 8, dtype=torch.int64)
+        with mindtorch.profile() as profile, disabled():
+            before = 0
+            for at in range(3, 8):
+                found[:, at] = call(net, found[:, before:at], before).argmax(-1)
+                before = at
+        report = profile.report()
+        return [(row["name"], row["ops"]) for row in report["phases"]], report["generation"]
+
+    called = phases(lambda net, tokens, start: net(tokens, start))
+    assert [name for name, _ in called[0]][:2] == ["prefill", "decode"]
+    assert [row["steps"] for row in called[1]["phases"]] == [1, 4]
+    assert phases(lambda net, tokens, start: net.forward(tokens, start)) == called
+    assert phases(lambda net, tokens, start: net.forward(start=start, tokens=tokens, scale=2.0, other=1)) == called
+
+
+def test_L12_what_follows_a_named_call_without_gradients_of_its_own_is_a_loss(listened, Seen):
+    class Without(torch.nn.Module):
+        @torch.no_grad()
+        def forward(self, x):
+            return x.neg()
+
+    net = Without()
+    with Seen() as seen:
+        net.forward(torch.ones(2)).exp()
+        with torch.no_grad():
+            net.forward(torch.ones(2)).sin()
+    assert seen.ops[1:3] == [("neg", "Without", "forward"), ("exp", "", "forward")]
+    assert seen.ops[-1] == ("sin", "", "other")

@@ -61,9 +61,9 @@ class Labels:
         self.a_step: dict[tuple[str, int], tuple[Fraction, set[int]]] = {}
         self.alike: Counter[Key] = Counter()  # how often any call of those graphs has it
         self.cores: Counter[Key] = Counter()  # how often one does that stands for what one call of torch does
-        self.of: dict[Key, dict[str, int]] = {}  # how many calls by pattern; empty for none
+        self.of: dict[Key, dict[str, int]] = defaultdict(dict)  # how many calls by pattern; empty for none
         self.at: dict[tuple[str, Key], set[int]] = defaultdict(set)  # numbers of those instances' places
-        self.in_module: dict[tuple[int, str], dict[str, int]] = {}  # (module, op), with gradients
+        self.in_module: dict[tuple[int, str], dict[str, int]] = defaultdict(dict)  # (module, op), with gradients
         self.attributes: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self.verified: dict[str, list[bool]] = defaultdict(list)
         self.places: dict[_Label, set[str]] = defaultdict(set)
@@ -108,7 +108,8 @@ class Labels:
                     for module, _, op in keys:
                         if module:
                             for op_ in (_PRODUCT if op in PRODUCTS else op, _ANY):
-                                _add(self.in_module, (module, op_), pattern, 1)
+                                of = self.in_module[module, op_]
+                                of[pattern] = of.get(pattern, 0) + 1
                 if node in anchors:
                     for key in _everywhere({_main(keys, graph._calls[graph._call[node]].op): 1}):
                         own[pattern, key] += 1
@@ -118,7 +119,8 @@ class Labels:
             here: dict[Key, int] = {}
             for pattern, each in calls.items():
                 for key, times in _everywhere(Counter(each)).items():
-                    _add(self.of, key, pattern, times)
+                    of = self.of[key]
+                    of[pattern] = of.get(pattern, 0) + times
                     here[key] = here.get(key, 0) + times
             self.alike.update(here)
             self.anchors |= {key: Fraction(times, here[key[1]]) for key, times in own.items()}
@@ -231,13 +233,6 @@ def _everywhere(times: Mapping[Key, int]) -> dict[Key, int]:
     return found
 
 
-def _add(table: dict[Any, dict[str, int]], key: Any, pattern: str, times: int) -> None:
-    of = table.get(key)
-    if of is None:
-        of = table[key] = {}
-    of[pattern] = of.get(pattern, 0) + times
-
-
 def _placed(keyed: Iterable[Mapping[int, Sequence[Key]]], found: Iterable[Sequence[Instance]]) -> list[list[Instance]]:
     """Each where its weights say; without names of weights, where others of the same call are, else in its own model.
 
@@ -314,7 +309,7 @@ def pattern_rows(
 
     for row in rows:
         op = seen.op_name(row.sig)
-        key = labels.key(row, op)
+        key = labels.key(row, op) if row.sig else None
         patterns = labels.patterns(row, op, key) if row.sig else _NONE
         total = sum(patterns.values())
         if "" in patterns and (not row.sig or seen.ops[row.sig].category == "view"):  # type: ignore[union-attr]
@@ -328,7 +323,7 @@ def pattern_rows(
                 continue
             entry = add(pattern, row, float(part))
             entry["flops"] += row.calls * (seen.flops[row.sig] or (0, 0))[0] * part
-            if (own := labels.anchors.get((pattern, key))) and row.phase != _BACKWARD:
+            if key is not None and (own := labels.anchors.get((pattern, key))) and row.phase != _BACKWARD:
                 entry["calls"] += row.calls * own
                 where[pattern] |= labels.at[pattern, key]
     for (pattern, which), (in_a_step, places) in labels.a_step.items():
