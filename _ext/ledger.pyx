@@ -610,10 +610,10 @@ def resize(Handle h, uint64_t nbytes):
             block_of[slot] = made
 
 
-def holds(Handle h):
-    """Has the storage of handle `h` memory in the log now?"""
+def held_bytes(Handle h):
+    """Bytes that the storage of handle `h` has in the log now."""
     cdef uint32_t slot = tape.slot(h.slot).root
-    return slot < cap_slots and block_of[slot] != 0
+    return blocks[block_of[slot] - 1].nbytes if slot < cap_slots and block_of[slot] else 0
 
 
 def mark(Handle h, uint8_t what):

@@ -77,6 +77,32 @@ def test_C4_a_model_and_its_optimizer_are_loaded_together(estimate: None) -> Non
     assert moved.weight.device.type == "cpu"
 
 
+@pytest.mark.parametrize("there", ["cpu", "cuda"])
+def test_C4_what_shares_memory_is_saved_and_loaded_once(there: str) -> None:
+    """As torch does it; and of a part the whole storage is in the file."""
+
+    def taken(made: Callable[[], Any]) -> tuple[int, int]:
+        with Estimator(target=targets.find("h100")):
+            state = made()
+            before = torch.cuda.memory_allocated()
+            found = loaded(saved(state), map_location="cuda")
+            every = found.values() if isinstance(found, dict) else found if isinstance(found, list) else [found]
+            return torch.cuda.memory_allocated() - before, len({t.data_ptr() for t in every})
+
+    alone, _ = taken(lambda: torch.ones(1000, 100, device=there))
+
+    def tied() -> dict[str, Any]:
+        embedding, head = nn.Embedding(1000, 100, device=there), nn.Linear(100, 1000, bias=False, device=there)
+        head.weight = embedding.weight
+        return nn.ModuleList([embedding, head]).state_dict()
+
+    assert alone == 400_384  # a multiple of 512
+    assert taken(tied) == (alone, 1)
+    assert taken(lambda: torch.ones(1000, 100, device=there)[:10]) == (alone, 1)
+    assert taken(lambda: list(torch.ones(1000, 100, device=there).split(500))) == (alone, 2)
+    assert taken(lambda: [torch.ones(1000, 100, device=there) for _ in range(2)]) == (2 * alone, 2)
+
+
 class Holds(nn.Module):
     def __init__(self, value: Any) -> None:
         super().__init__()

@@ -175,7 +175,7 @@ def test_C4_marks_stay_with_their_storage(told) -> None:
     a, b = torch.ones(2), torch.ones(3)
     ledger.mark(lazy.get_handle(b[1:]), 5)
     assert np.frombuffer(ledger.logs()[1], ledger.BLOCK)["mark"].tolist() == [0, 5]
-    assert ledger.holds(lazy.get_handle(b[1:])) and ledger.holds(lazy.get_handle(a))
+    assert ledger.held_bytes(lazy.get_handle(b[1:])) and ledger.held_bytes(lazy.get_handle(a))
 
 
 def test_C4_what_was_there_before_is_counted_when_it_is_said() -> None:
@@ -186,7 +186,7 @@ def test_C4_what_was_there_before_is_counted_when_it_is_said() -> None:
         try:
             with pytest.raises(RuntimeError, match="one is open already"):
                 ledger.open(tape, lambda *_: None)
-            assert not ledger.holds(lazy.get_handle(before))
+            assert not ledger.held_bytes(lazy.get_handle(before))
             for _ in range(2):
                 ledger.hold(lazy.get_handle(view))
                 ledger.hold(lazy.get_handle(before))

@@ -72,10 +72,11 @@ class MetaStorage:
         self._handle = t._handle
 
     def nbytes(self) -> int:
-        """Bytes from the start of the storage to the tensor's last element; 0 once an estimate resized it so."""
-        if _emptied and _core.root_slot(self._handle) in _emptied and not _ledger.holds(self._handle):
+        """In an estimate, those of the storage; elsewhere from its start to the tensor's last element."""
+        held = 0 if mode.now.estimate is None else _ledger.held_bytes(self._handle)
+        if not held and _emptied and _core.root_slot(self._handle) in _emptied:
             return 0
-        return self._extent * self.dtype.itemsize
+        return held or self._extent * self.dtype.itemsize
 
     def resize_(self, nbytes: int, /) -> MetaStorage:
         """In an estimate, memory given back and taken again; elsewhere there is none."""

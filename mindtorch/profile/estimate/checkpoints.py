@@ -58,6 +58,7 @@ class _Sizes(NamedTuple):
     requires_grad: bool
     parameter: bool
     value: torch.Tensor | None  # where it is known
+    storage: int  # equal for those of one file that share their memory
 
 
 class _Saved(NamedTuple):
@@ -113,12 +114,15 @@ def _sizes_of(value: torch.Tensor, transferred: set[int]) -> _Sizes | torch.Tens
     if handle is None and type(value) is torch.Tensor and not value.is_meta and value.numel() <= MOST_KNOWN:
         return value.detach().clone()  # the state of a generator
     transfers.saves(value, transferred)
+    storage = value.untyped_storage()
+    address = storage.data_ptr() or storage._cdata  # of torch's own meta tensors
     with torch._C.DisableTorchFunctionSubclass():
-        like = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        whole = torch.empty(storage.nbytes() // value.element_size(), dtype=value.dtype, device="meta")
+        like = whole.as_strided(value.shape, value.stride(), value.storage_offset())
     parameter = isinstance(value, torch.nn.Parameter)
     kept = None if handle is None else _core.kept(handle)
     kept = kept.clone() if kept is not None and kept.is_contiguous() else None
-    return _Sizes(like, place_of(value.device), value.requires_grad, parameter, kept)
+    return _Sizes(like, place_of(value.device), value.requires_grad, parameter, kept, address)
 
 
 def _sizes_by_name(tensors: Any, metadata: Any) -> _SavedTensors:
@@ -270,10 +274,11 @@ def _loaded(found: _Saved, map_location: Any, pickle_module: Any = None, *, weig
     if weights_only is not False and pickle_module is None and found.tensorless:
         _torch_load(io.BytesIO(found.tensorless))
     made: dict[int, Any] = {}
+    storages: dict[tuple[int, int], Any] = {}  # the tensors that are whole ones, by storage and place
 
     def load(number: int) -> Any:
         if number not in made:
-            made[number] = _made_from(found.apart[number], map_location)
+            made[number] = _made_from(found.apart[number], map_location, storages)
         return made[number]
 
     kind = _asking((pickle_module or pickle).Unpickler, "persistent_load")
@@ -302,13 +307,19 @@ def _place_for(map_location: Any, stored: int) -> int:
     return place_of(map_location if isinstance(map_location, (str, torch.device)) else "cpu", anywhere=True)
 
 
-def _made_from(stored: Any, map_location: Any) -> Any:
+def _made_from(stored: Any, map_location: Any, storages: dict[tuple[int, int], Any]) -> Any:
     if type(stored) is not _Sizes:
         return copy.deepcopy(stored)
     place = _place_for(map_location, stored.place)
-    made = (
-        as_meta(stored.like, place) if stored.value is None else known_values.adopt(stored.value, place, computed=True)
-    )
+    if stored.value is not None:
+        made = known_values.adopt(stored.value, place, computed=True)
+    else:
+        key = stored.storage, place
+        if key not in storages:  # as much as the file has of it, though it may be of a part
+            with torch._C.DisableTorchFunctionSubclass():
+                size = stored.like.untyped_storage().nbytes() // stored.like.element_size()
+                storages[key] = as_meta(torch.empty(size, dtype=stored.like.dtype, device="meta"), place)
+        made = _core.hold(stored.like, place, storages[key], torch.is_grad_enabled())
     if stored.parameter:
         return torch.nn.Parameter(made, stored.requires_grad)
     return made.requires_grad_(stored.requires_grad)
