@@ -68,8 +68,8 @@ NEAREST = {
     " estimate/test_estimating.py",
     "_ext/intercept.pyx": "test_lazy_tensor.py test_lazy_function_entries.py test_lazy_modes.py"
     " test_lazy_autograd_writes.py test_lazy_mistakes.py test_lazy_eager.py test_lazy_products.py"
-    " test_lazy_view_chains.py test_lazy_shortcuts.py programs/test_programs.py estimate/test_as_written.py"
-    " estimate/test_known.py",
+    " test_lazy_view_chains.py test_lazy_shortcuts.py test_limits.py programs/test_programs.py"
+    " estimate/test_as_written.py estimate/test_known.py",
     "_ext/in_flight.pyx": "npu/test_failing_calls.py npu/test_profile.py",
     "_ext/intern.pyx": "ext/test_tape.py ext/test_tables.py test_execute.py test_lazy_tensor.py"
     " programs/test_programs.py",
@@ -162,15 +162,16 @@ NEAREST = {
     "engine/remote/checks.py engine/remote/wire.py": "remote/test_wire.py remote/test_loopback.py"
     " remote/test_checks.py",
     "engine/remote/child.py engine/remote/pipe.py engine/remote/hello.py": "remote/test_pipe.py",
-    "engine/remote/failing.py engine/remote/exchange.py": "remote/test_lost_writes.py remote/test_pipe.py"
-    " remote/test_loopback.py remote/test_messages.py remote/test_overlap.py remote/test_settings.py",
+    "engine/remote/failing.py engine/remote/exchange.py": "remote/test_session.py remote/test_lost_writes.py"
+    " remote/test_pipe.py remote/test_loopback.py remote/test_messages.py remote/test_overlap.py"
+    " remote/test_settings.py",
     "engine/remote/worker.py engine/remote/shared_storages.py engine/remote/host_fallback.py"
     " engine/remote/client.py": "remote/test_loopback.py remote/test_messages.py remote/test_overlap.py"
     " remote/test_settings.py remote/test_changing.py remote/test_files.py remote/test_operators.py"
     " remote/test_spread.py remote/test_placing.py",
     "engine/remote/contents.py engine/remote/progress.py": "remote/test_files.py",
     "engine/remote/replies.py": "remote/test_answers.py remote/test_replies.py remote/test_loopback.py",
-    "engine/remote/lineage.py": "cluster/test_lineage.py",
+    "engine/remote/lineage.py": "remote/test_session.py cluster/test_lineage.py",
     "engine/remote/*": "remote/test_loopback.py remote/test_messages.py remote/test_overlap.py remote/test_settings.py"
     " remote/test_changing.py",
     "engine/semantics/generation.py engine/semantics/growth.py": "test_generation.py test_generation_caches.py",
@@ -205,6 +206,8 @@ EITHER = re.compile(
     r"([\w.]+) - ([\w.]+) if (\1 >=? \2|\2 <=? \1) else 0\b|([\w.]+) if \4 [<>]=? ([\w.]+) else \5(?![\w.(\[])"
     r"|([\w.]+) if ([\w.]+) [<>]=? \6 else \7(?![\w.(\[])"
 )
+#: `a == ONE or a == OTHER` of a number in C: a switch, which Cython makes of `a == ONE and a == OTHER`, too.
+SWITCHES = re.compile(r"\b(\w+) == ([A-Z]+_[A-Z]+|\d+)( or \1 == ([A-Z]+_[A-Z]+|\d+))+")
 #: What a function in C hashes: of equal keys it must be equal, and whatever else it is, the tables find them.
 MIXES = re.compile(r"\*=? *(<\w+> ?)?0x[0-9A-F]{16}")
 HASHES = re.compile(r"^( *)cdef (?:inline )?uint\d+_t \w*hash\w*\([^\n]*:\n((?:\1 .*\n|\n)*)", re.M)
@@ -267,6 +270,11 @@ def mutants(path: str) -> Iterator[Mutant]:
         declares |= (two_before, before) == ("strict", "=")
         known = (CAST, RAISES, EITHER) if token.string[:1] in ("<", ">") else (CAST, RAISES)
         declares |= any(at.start() <= token.start[1] < at.end() for p in known for at in p.finditer(whole))
+        declares |= (
+            token.string == "or"
+            and path.endswith(".pyx")
+            and any(at.start() < token.start[1] < at.end() for at in SWITCHES.finditer(whole))
+        )
         declares |= token.start[0] in hashes or (MIXES.search(whole) is not None and token.string != "&")
         new = None
         if token.type == tokenize.NUMBER and token.string.isdigit():
