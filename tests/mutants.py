@@ -149,7 +149,8 @@ NEAREST = {
     "engine/record/lists.py": "remote/test_placing.py remote/test_spread.py",
     "engine/record/sequences.py engine/record/kernel_sizes.py": "test_lazy_sequences.py test_lazy_devices.py",
     "engine/record/predict.py": "test_lazy_predict.py test_lazy_modules.py test_lazy_products.py"
-    " test_lazy_layouts.py test_lazy_mistakes.py test_lazy_late_errors.py test_lazy_operators.py test_meta.py programs/test_programs.py",
+    " test_lazy_layouts.py test_lazy_mistakes.py test_lazy_late_errors.py test_lazy_operators.py test_meta.py"
+    " programs/test_programs.py",
     "engine/record/shrink.py engine/record/trial.py": "test_lazy_small_copies.py test_lazy_layouts.py"
     " test_lazy_late_errors.py",
     "engine/record/*": "test_lazy_layouts.py test_lazy_mistakes.py test_lazy_late_errors.py test_lazy_operators.py",
