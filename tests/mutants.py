@@ -128,7 +128,7 @@ NEAREST = {
     "engine/execute/machine.py": "test_lazy_devices.py test_limits.py test_device_module.py",
     "engine/execute/*": "test_execute.py test_incremental.py test_failures.py test_limits.py"
     " remote/test_lost_writes.py programs/test_programs.py",
-    "engine/passes/calling.py": "test_native_calls.py",
+    "engine/passes/calling.py": "test_native_layouts.py test_native_calls.py",
     "engine/passes/native.py": "test_native_calls.py",
     "engine/passes/*": "test_passes.py test_passes_functions.py programs/test_passes.py",
     "engine/record/arguments.py engine/record/eager.py": "test_lazy_operators.py test_lazy_eager.py"
