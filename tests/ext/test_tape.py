@@ -297,3 +297,42 @@ def test_C4_only_tensors_without_data_have_memory_beside_them() -> None:
     with pytest.raises(ValueError, match="expected a tensor without data, got a lazy one"):
         lazy.keep(x._handle, torch.ones(2))  # type: ignore[attr-defined]
     assert x.tolist() == [1.0, 1.0]
+
+
+def records_until_a_sweep() -> int:
+    """How many are pending at most, where most are writes that nobody can see."""
+    most = main.n_pending
+    while True:
+        torch.zeros(1, device=LAZY).add_(1)
+        if main.n_pending < most:
+            return most
+        most = main.n_pending
+
+
+def test_S5_the_tape_is_swept_at_4096_records_and_at_twice_as_many_as_stay() -> None:
+    lazy.sweep()
+    assert main.n_pending == 0
+    assert records_until_a_sweep() == 4094  # one call more, and there are 4096 at its end
+    x = torch.ones(1, device=LAZY)
+    kept = [x + 1 for _ in range(2999)]
+    lazy.sweep()
+    assert len(kept) + 1 == main.n_pending == 3000
+    assert records_until_a_sweep() == 5998
+    del kept, x
+    lazy.sweep()
+    assert records_until_a_sweep() == 4094
+
+
+@pytest.mark.parametrize(("draws", "told"), [(2048, 0), (2049, 1)])
+def test_S5_more_than_2048_draws_that_wait_are_drawn_at_a_sweep(
+    draws: int, told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[int] = []
+    monkeypatch.setattr(main, "on_draws", lambda: called.append(main.n_pending))
+    x = torch.ones(1, device=LAZY)
+    lazy.sweep()
+    kept = [x + 1 for _ in range(4096 - draws - main.n_pending)]
+    for _ in range(draws):
+        assert called == []
+        torch.rand(1, device=LAZY)
+    assert called == [4096] * told and kept
