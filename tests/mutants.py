@@ -136,9 +136,9 @@ NEAREST = {
     " estimate/test_accelerator.py programs/test_programs.py",
     "engine/record/gradients.py engine/record/inside.py": "test_lazy_autograd.py test_lazy_transforms.py"
     " semantics/test_phases.py",
-    "engine/record/handlers.py": "test_lazy_tensor.py test_lazy_creation.py test_lazy_methods.py test_lazy_storage.py"
-    " test_lazy_late_errors.py test_lazy_operators.py test_lazy_autograd.py estimate/test_known.py test_lazy_sparse.py"
-    " programs/test_programs.py",
+    "engine/record/handlers.py": "test_lazy_handlers.py test_lazy_tensor.py test_lazy_creation.py test_lazy_methods.py"
+    " test_lazy_storage.py test_lazy_late_errors.py test_lazy_operators.py test_lazy_autograd.py estimate/test_known.py"
+    " test_lazy_sparse.py programs/test_programs.py",
     "engine/record/plain_operands.py": "test_lazy_meeting.py cli/test_cli_run_devices.py",
     "engine/record/intercept.py": "test_lazy_function_entries.py test_lazy_meeting.py test_lazy_tensor.py"
     " test_lazy_transforms.py test_lazy_operators.py test_lazy_modes.py test_lazy_modules.py",
