@@ -14,7 +14,9 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from mindtorch._ext import intercept
 from mindtorch.base.errors import UnsupportedOperationError
+from mindtorch.engine.execute import values
 from mindtorch.profile.cost import targets
 from mindtorch.profile.estimate.accelerator import Accelerator
 from mindtorch.profile.estimate.estimating import estimating
@@ -225,3 +227,22 @@ def test_C4_beams_are_searched_to_their_length() -> None:
         assert found.sequences.shape == (4, 9) and len(calls) == 10
     real = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).eval()
     assert real.generate(torch.ones(2, 5, dtype=torch.int64), max_new_tokens=6, num_beams=3).shape == (2, 11)
+
+
+def test_C4_what_is_taken_apart_each_time_makes_no_entry_for_it() -> None:
+    """A known value, a gradient, more inputs than a key tells of: what such calls come to may differ each time."""
+    interner = values.tape.interner
+    estimator = Estimator(target=targets.find("h100"))
+    with estimator:
+        known = torch.tensor([1, 2, 3], device="cuda")
+        leaf = torch.ones(3, device="cuda", requires_grad=True)
+        many = [torch.empty(3, device="cuda") for _ in range(15)]
+        for call, at_once in (
+            (lambda: known * 2, 0), (lambda: leaf * 2, 0), (lambda: torch.stack(many), 0),
+            (lambda: torch.stack(many[:14]), 5), (lambda: many[0] * 2, 5),
+        ):  # fmt: skip
+            call(), call()
+            before, whole = interner.counts(), intercept.counts()[0]
+            for _ in range(5):
+                call()
+            assert interner.counts() == before and intercept.counts()[0] == whole + at_once
