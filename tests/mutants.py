@@ -172,7 +172,8 @@ NEAREST = {
     " remote/test_spread.py remote/test_placing.py",
     "engine/remote/reads.py engine/remote/small_values.py": "remote/test_reads.py remote/test_loopback.py"
     " remote/test_messages.py",
-    "engine/remote/contents.py engine/remote/progress.py": "remote/test_files.py",
+    "engine/remote/uploads.py engine/remote/contents.py engine/remote/progress.py": "remote/test_uploads.py"
+    " remote/test_files.py remote/test_loopback.py",
     "engine/remote/replies.py": "remote/test_answers.py remote/test_replies.py remote/test_loopback.py",
     "engine/remote/lineage.py": "remote/test_session.py cluster/test_lineage.py",
     "engine/remote/*": "remote/test_loopback.py remote/test_messages.py remote/test_overlap.py remote/test_settings.py"
