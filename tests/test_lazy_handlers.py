@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from mindtorch.engine.record import eager
+
 LAZY = "remote_accelerator:0"
 I64 = torch.int64
 
@@ -147,3 +149,16 @@ def test_L7_a_tensor_takes_the_type_and_place_of_another() -> None:
     moved = other.type_as(x)
     assert (moved.device.type, moved.dtype) == ("remote_accelerator", torch.float32)
     assert x.type_as(other.to(LAZY)).device.type == "remote_accelerator"
+
+
+@pytest.mark.parametrize("name", ["zeros_like", "ones_like", "empty_like", "rand_like", "new_zeros", "new_empty"])
+@pytest.mark.parametrize("device", [None, LAZY, "cpu"])
+def test_L8_what_is_made_like_another_is_recorded_wherever_that_is_said(name: str, device: str | None) -> None:
+    """By the operator's name; below Python, "cpu" is where the tensors are."""
+    x = torch.ones(2, 3, device=LAZY)
+    before = dict(eager.fallback_counts)
+    how: dict[str, Any] = {} if device is None else {"device": torch.device(device)}
+    with torch._C.DisableTorchFunctionSubclass():
+        made = getattr(torch.ops.aten, name).default(x, *([(4,)] if name.startswith("new_") else []), **how)
+    assert made.shape == ((4,) if name.startswith("new_") else (2, 3))
+    assert made._handle.pending and eager.fallback_counts == before

@@ -246,3 +246,16 @@ def test_C4_what_is_taken_apart_each_time_makes_no_entry_for_it() -> None:
             for _ in range(5):
                 call()
             assert interner.counts() == before and intercept.counts()[0] == whole + at_once
+
+
+def test_C4_what_a_call_comes_to_is_known_by_mode() -> None:
+    modes: list[Callable[[], Any]] = [torch.enable_grad, torch.no_grad, torch.inference_mode]
+    with Estimator(target=targets.find("h100")):
+        x = torch.empty(3, device="cuda")
+        for mode in modes:
+            counted = [intercept.counts()[0]]
+            with mode():
+                for _ in range(3):
+                    x * 2
+                    counted.append(intercept.counts()[0])
+            assert [after - before for before, after in itertools.pairwise(counted)] == [0, 1, 1], mode

@@ -336,3 +336,19 @@ def test_S5_more_than_2048_draws_that_wait_are_drawn_at_a_sweep(
         assert called == []
         torch.rand(1, device=LAZY)
     assert called == [4096] * told and kept
+
+
+@pytest.mark.parametrize("change", ["t_", "unsqueeze_", "resize_"])
+def test_S5_a_tensor_that_parts_from_its_other_names_leaves_nothing(change: str) -> None:
+    gc.collect()
+    before = main.counters()["values"]
+    x = torch.ones(2, 3, device=LAZY)
+    same = x.detach()
+    getattr(x, change)(*{"t_": (), "unsqueeze_": (0,), "resize_": (1, 3)}[change])
+    assert same.shape == (2, 3) != x.shape
+    x.add_(1)
+    assert same[0].tolist() == [2.0] * 3
+    del x, same
+    gc.collect()
+    mindtorch.flush("test")
+    assert main.counters()["values"] == before
