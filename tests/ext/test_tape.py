@@ -352,3 +352,42 @@ def test_S5_a_tensor_that_parts_from_its_other_names_leaves_nothing(change: str)
     gc.collect()
     mindtorch.flush("test")
     assert main.counters()["values"] == before
+
+
+CALLS = {
+    "several results": lambda x: torch.max(x, 1),
+    "a list of views": lambda x: x.split(1),
+    "views": lambda x: x.unbind(),
+    "a result and a part": lambda x: torch.std_mean(x),
+    "a write": lambda x: x.mul_(0.5),
+    "writes": lambda x: torch._foreach_mul_([x, x.clone()], 0.5),
+    **{f"{n} inputs": lambda x, n=n: torch.cat([x + 0.5] * n) for n in (3, 4, 8, 9)},
+    **{f"{n} floats": lambda x, n=n: torch._foreach_mul([x] * n, [0.5 + k / 8 for k in range(n)]) for n in (2, 4, 5)},
+    "a copy": lambda x: x.t().contiguous(),
+    "random numbers": lambda x: torch.rand_like(x),
+    "a draw into it": lambda x: x.clone().uniform_(),
+}
+
+
+@pytest.mark.parametrize("device", [LAZY, "meta:0"])
+@pytest.mark.parametrize("name", CALLS)
+def test_S5_no_call_leaves_a_value_behind(name: str, device: str) -> None:
+    """Whether it is read, forgotten before it has run, or part of it is; nor bytes, once the tables have grown."""
+    x = torch.ones(2, 3).to(device)
+    for _ in range(2):  # what is made once
+        made = CALLS[name](x)
+        del made
+    mindtorch.flush("test")
+    before = main.counters()
+    for keep in (True, False, True):
+        made = CALLS[name](x)
+        if isinstance(made, (tuple, list)) and keep:
+            made = made[-1]
+        if keep and device == LAZY and isinstance(made, torch.Tensor):
+            made.tolist()
+        del made
+    gc.collect()
+    mindtorch.flush("test")
+    after = main.counters()
+    assert (after["values"], after["pending"]) == (before["values"], before["pending"])
+    assert after["bytes_held"] <= before["bytes_held"] + 4096
