@@ -21,7 +21,7 @@ class Asked(Session):
     def __init__(self, alive: dict[int, int]) -> None:
         super().__init__(lambda _message: None)
         self.alive, self.messages, self.waits = alive, list[list[int]](), list[Any]()
-        self.failed: int | None = None
+        self.failed: set[int] = set()
 
     def _ask(self, *request: Any, answer: Any = None, nbytes: int = 64) -> None:
         self.waits.append((request[1], answer))
@@ -30,7 +30,7 @@ class Asked(Session):
         self.messages.append([number for number, _answer in self.waits])
         waits, self.waits = self.waits, []
         for number, answer in waits:
-            answer(("failed", 3) if number == self.failed else ("bytes", bytes(self.alive[number])))
+            answer(("failed", 3) if number in self.failed else ("bytes", bytes(self.alive[number])))
 
 
 def reader(sizes: dict[int, int]) -> tuple[reads.Reads, Asked]:
@@ -52,6 +52,18 @@ def test_R1_from_the_second_message_on_what_lies_behind_comes_along(monkeypatch:
         assert len(session.messages) == 2
     held.append(found.storages([6]))
     assert session.messages[2:] == [[6, 7, 8]] and len(held) == 6
+
+
+def test_R1_so_many_bytes_come_along() -> None:
+    half = 32 << 20
+    found, session = reader({1: 8, 2: 8, 3: half, 4: half, 5: 1})
+    session.failed = {3, 4}  # no need for their bytes
+    found.storages([1]), found.storages([2])
+    assert session.messages[1] == [2, 3, 4]
+    found, session = reader({1: 8, 2: 8, 3: half, 4: half + 1, 5: 1})
+    session.failed = {3, 4}
+    found.storages([1]), found.storages([2])
+    assert session.messages[1] == [2, 3]
 
 
 def test_R1_where_most_of_what_came_along_was_not_read_it_ends_for_a_while() -> None:
@@ -107,10 +119,10 @@ def test_R1_what_is_kept_is_bounded_and_the_oldest_goes_first(monkeypatch: pytes
 
 def test_R4_a_storage_that_failed_raises_why(monkeypatch: pytest.MonkeyPatch) -> None:
     found, session = reader({1: 8, 2: 8})
-    session.failed = 1
+    session.failed = {1}
     with pytest.raises(MaterializationError, match="it failed there"):
         found.storages([1])
-    session.failed = 2
+    session.failed = {2}
     found.storages([1])  # what comes along and failed is told where it is read
     assert 2 not in found._ahead
     with pytest.raises(MaterializationError, match="it failed there"):
