@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import mindtorch
-from mindtorch._ext.forms import Form, Forms
+from mindtorch._ext.forms import Form, Forms, Step
 from mindtorch.base import torch_facts
 from mindtorch.engine import passes
 from mindtorch.engine.passes import Pass, SegmentGraph, Unproven, common
@@ -184,6 +184,50 @@ def test_L13_a_pass_of_the_users() -> None:
             assert (x * 2).tolist() == [2.0] * 4
         assert mindtorch.stats()["passes"] == {"doubles": 2}
     assert "doubles" not in [each.name for each in passes.set_passes(None)]
+
+
+class Reversed(Pass):
+    """Calls each function by one that takes its arguments from the last to the first, where keywords stay ones."""
+
+    name = "reversed"
+
+    def run(self, graph: SegmentGraph) -> None:
+        for call in graph.calls:
+            if call.pure and not call.view and call.args:
+                function = call.function
+
+                def turned(*args: Any, function: Any = function, **kwargs: Any) -> Any:
+                    return function(*reversed(args), **kwargs)
+
+                graph.replace(call, turned, call.args[::-1], call.kwargs)
+                self.note(graph, call)
+
+
+@pytest.mark.parametrize("program", [
+    lambda x: x - x.exp(),
+    lambda x: torch.where(x > 0.5, x * 3, x.exp()),
+    lambda x: torch.lerp(x, x.exp(), x * x),
+    lambda x: torch.addcmul(x, x.exp(), x * x, value=0.75),
+    lambda x: torch.sub(x, x.exp(), alpha=0.25),
+    lambda x: torch.clamp(x, 0.25, 1.5) - torch.clamp(x, -0.5, 0.75),
+])  # fmt: skip
+def test_L13_inputs_and_floats_of_a_replaced_call_go_where_the_pass_says(program: Callable[[Tensor], Any]) -> None:
+    x = torch.linspace(-2, 2, 6)
+    with using(Reversed()), torch.no_grad():
+        before = passes.counts()[0].get("reversed", 0)
+        for k in range(4):
+            same(program((x + k).to(LAZY)), program(x + k))
+        assert passes.counts()[0]["reversed"] > before
+
+
+@pytest.mark.parametrize("given", [((2, 0),), ((-1, 0),)])
+def test_L13_a_step_takes_its_inputs_at_positions_that_it_has(given: tuple) -> None:
+    with pytest.raises(IndexError, match="expected a position below 2"):
+        Step(torch.sub, (1, 2), {}, given)
+    assert Step(torch.sub, (1, 2), {}, ((1, 0),))
+    assert Step(max, (0,) * 32) and Step(max, (0,) * 31, {"key": None})
+    with pytest.raises(ValueError, match="at most 32 arguments, got 33"):
+        Step(max, (0,) * 32, {"key": None})
 
 
 def test_L13_passes_of_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
