@@ -114,7 +114,7 @@ NEAREST = {
     "_ext/view_chains.pyx": "test_lazy_view_chains.py",
     "_ext/*.pyx": "ext/test_shapes_numbers.py ext/test_shapes_of_each.py ext/test_shapes_nearby.py ext/test_shapes.py"
     " test_meta.py",
-    "engine/cache/*": "test_cache_names.py test_cache.py",
+    "engine/cache/*": "test_cache_shelves.py test_cache_names.py test_cache.py",
     "engine/execute/across.py engine/execute/cuda.py": "test_execute_cuda.py test_lazy_transforms.py"
     " remote/test_spread.py",
     "engine/execute/ambient.py": "remote/test_settings.py test_cache_names.py test_lazy_modes.py",
