@@ -129,7 +129,7 @@ NEAREST = {
     "engine/execute/*": "test_execute.py test_incremental.py test_failures.py test_limits.py"
     " remote/test_lost_writes.py programs/test_programs.py",
     "engine/passes/calling.py": "test_native_layouts.py test_native_calls.py",
-    "engine/passes/native.py": "test_native_calls.py",
+    "engine/passes/native.py": "test_native_layouts.py test_native_calls.py",
     "engine/passes/*": "test_passes.py test_passes_functions.py programs/test_passes.py",
     "engine/record/arguments.py engine/record/eager.py": "test_lazy_operators.py test_lazy_eager.py"
     " test_lazy_autograd_writes.py test_lazy_sparse.py test_lazy_errors.py test_meta.py remote/test_loopback.py"

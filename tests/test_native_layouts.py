@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,13 +13,18 @@ from mindtorch._ext.native_calls import (
     ADDRESS,
     FLOAT,
     HOLDS,
+    LIST,
     MOST_BYTES,
     MOST_DOUBLES,
     MOST_WORDS,
+    NOTHING,
     NUMBER,
     POINTS,
     TAKES,
-)
+    TUPLE,
+)  # fmt: skip
+from mindtorch._ext.native_calls import TENSOR as TENSOR_RESULT
+from mindtorch.engine.passes import native
 from mindtorch.engine.passes.calling import Layout, Unsuited
 from mindtorch.engine.passes.segment_graph import Input, Number
 
@@ -182,3 +188,72 @@ def test_S7_more_arguments_than_there_is_room_for_are_not_laid_out() -> None:
         else:
             with pytest.raises(Unsuited, match="too many"):
                 layout.add("int[]", (1,) * n)
+
+
+aten = torch.ops.aten
+#: Overload -> its arguments as its schema writes them.
+SCHEMAS: dict[Any, list[tuple[str, str, Any]]] = {
+    aten.add.Tensor: [("self", "Tensor", ...), ("other", "Tensor", ...), ("alpha", "Scalar", 1)],
+    aten.add_.Tensor: [("self", "Tensor(a!)", ...), ("other", "Tensor", ...), ("alpha", "Scalar", 1)],
+    aten.sum.dim_IntList: [
+        ("self", "Tensor", ...), ("dim", "int[1]?", ...), ("keepdim", "bool", False), ("dtype", "ScalarType?", None)
+    ],
+    aten.gelu.default: [("self", "Tensor", ...), ("approximate", "str", "none")],
+    aten.cat.default: [("tensors", "Tensor[]", ...), ("dim", "int", 0)],
+    aten.native_layer_norm_backward.default: [
+        ("grad_out", "Tensor", ...), ("input", "Tensor", ...), ("normalized_shape", "SymInt[]", ...),
+        ("mean", "Tensor", ...), ("rstd", "Tensor", ...), ("weight", "Tensor?", ...), ("bias", "Tensor?", ...),
+        ("output_mask", "bool[3]", ...),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("overload", SCHEMAS, ids=str)
+def test_S7_arguments_are_read_from_the_schema(overload: Any) -> None:
+    assert list(native._arguments(overload)) == SCHEMAS[overload]
+
+
+@pytest.mark.parametrize(("overload", "args", "returns"), [
+    (aten.add.Tensor, (Input(0), Input(1)), TENSOR_RESULT),
+    (aten.add_.Tensor, (Input(0), Input(1)), NOTHING),
+    (aten.max.dim, (Input(0), 1), TUPLE),
+    (aten.unbind.int, (Input(0),), LIST),
+])  # fmt: skip
+def test_S7_what_an_operator_returns_says_whether_its_first_word_is_an_address(
+    overload: Any, args: tuple, returns: int
+) -> None:
+    name, layout, found = native._laid_out(overload, args, {})
+    assert found == returns and f"{overload._schema.name.removeprefix('aten::')}" in name
+    first = next(word for kind, word, _number in layout.patches if kind == TAKES)
+    assert first == (returns != NOTHING)
+
+
+@pytest.mark.parametrize(("overload", "args", "kwargs", "why"), [
+    (aten.add.Tensor, (Input(0),), {}, "other is missing"),
+    (aten.add.Tensor, (Input(0), Input(1), 1, 2), {}, "too many arguments"),
+    (aten.add.Tensor, (Input(0), Input(1)), {"beta": 2, "gamma": 1}, "beta, gamma is not among its arguments"),
+    (aten.equal.default, (Input(0), Input(1)), {}, "what it returns"),
+    (aten._local_scalar_dense.default, (Input(0),), {}, "what it returns"),
+])  # fmt: skip
+def test_S7_a_call_that_is_none_of_an_operators_is_not_laid_out(
+    overload: Any, args: tuple, kwargs: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(Unsuited, match=why):
+        native._laid_out(overload, args, kwargs)
+
+
+def test_S7_arguments_by_name_go_where_those_by_position_do() -> None:
+    by_position = native._laid_out(aten.add.Tensor, (Input(0), Input(1), 3), {})
+    by_name = native._laid_out(aten.add.Tensor, (Input(0),), {"alpha": 3, "other": Input(1)})
+    default = native._laid_out(aten.add.Tensor, (Input(0), Input(1)), {})
+    assert by_position[0] == by_name[0] == default[0]
+    assert vars(by_position[1]) == vars(by_name[1]) != vars(default[1])
+
+
+def test_S7_overloads_with_out_are_no_candidates() -> None:
+    for func in (torch.add, aten.add.Tensor):
+        found = list(native._overloads(SimpleNamespace(func=func, name="aten::add")))
+        assert str(found[0]) == "aten.add.Tensor" and aten.add.Scalar in found
+        assert len(set(found)) == len(found) and aten.add.out not in found
+    own = torch.ops.aten.relu.default
+    assert list(native._overloads(SimpleNamespace(func=own, name="mine::relu"))) == [own]
