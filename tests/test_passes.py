@@ -220,6 +220,42 @@ def test_L13_inputs_and_floats_of_a_replaced_call_go_where_the_pass_says(program
         assert passes.counts()[0]["reversed"] > before
 
 
+def test_L9_an_op_for_which_there_was_no_memory_runs_when_there_is_unless_it_writes() -> None:
+    full = [False]
+
+    class Full(Pass):
+        name = "full"
+
+        def run(self, graph: SegmentGraph) -> None:
+            for call in graph.calls:
+                if call.op in ("aten::exp", "aten::mul_"):
+
+                    def tried(*args: Any, function: Any = call.function, **kwargs: Any) -> Any:
+                        if full[0]:
+                            raise MemoryError("no room")
+                        return function(*args, **kwargs)
+
+                    graph.replace(call, tried, call.args, call.kwargs)
+
+    x = torch.linspace(-2, 2, 6)
+    programs: list[Callable[[Tensor], Tensor]] = [lambda t: (t + 1).exp(), lambda t: (t + 1).mul_(3)]
+    with using(Full()), torch.no_grad():
+        for program in programs:
+            full[0] = False
+            for _ in range(3):
+                same(program(x.to(LAZY)), program(x))
+            full[0] = True
+            made = program(x.to(LAZY))
+            with pytest.raises(MemoryError, match="no room"):
+                made.cpu()
+            full[0] = False
+            if program is programs[0]:
+                same(made, program(x))
+            else:
+                with pytest.raises(MemoryError, match="no room"):  # it may have been done in part
+                    made.cpu()
+
+
 @pytest.mark.parametrize("given", [((2, 0),), ((-1, 0),)])
 def test_L13_a_step_takes_its_inputs_at_positions_that_it_has(given: tuple) -> None:
     with pytest.raises(IndexError, match="expected a position below 2"):
