@@ -249,11 +249,32 @@ def test_L9_an_op_for_which_there_was_no_memory_runs_when_there_is_unless_it_wri
             with pytest.raises(MemoryError, match="no room"):
                 made.cpu()
             full[0] = False
-            if program is programs[0]:
-                same(made, program(x))
-            else:
-                with pytest.raises(MemoryError, match="no room"):  # it may have been done in part
-                    made.cpu()
+            same(made, program(x) if program is programs[0] else x + 1)  # a write is not made twice
+
+
+@pytest.mark.parametrize("later", [0, 1, 2])
+def test_L13_a_graph_says_which_values_can_be_read_when_it_has_run(later: int) -> None:
+    """Also by what is recorded, and not part of it."""
+    seen: list[list[bool]] = []
+
+    class Looks(Pass):
+        name = "looks"
+
+        def run(self, graph: SegmentGraph) -> None:
+            seen.append([value.kept for value in graph.values])
+
+    x = torch.linspace(-2, 2, 6)
+    with using(Looks()), torch.no_grad():
+        for _ in range(2):
+            given = x.to(LAZY)
+            y = given + 1
+            z = y * 2 + y
+            others = [y * (k + 3.0) for k in range(later)]
+            del y
+            same(z, (x + 1) * 2 + (x + 1))
+            for k, other in enumerate(others):
+                same(other, (x + 1) * (k + 3.0))
+    assert seen[0] == [True, later > 0, False, True]  # what is given, y, y * 2, z
 
 
 @pytest.mark.parametrize("given", [((2, 0),), ((-1, 0),)])
