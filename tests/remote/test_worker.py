@@ -1,4 +1,4 @@
-"""R2, R4: what a worker says of its storages: where there is memory for them, where there is none, where they are gone."""
+"""R2, R4: what a worker says of storages: where there is memory for them, where there is none, where they are gone."""
 
 from __future__ import annotations
 
