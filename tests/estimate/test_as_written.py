@@ -259,3 +259,33 @@ def test_C4_what_a_call_comes_to_is_known_by_mode() -> None:
                     x * 2
                     counted.append(intercept.counts()[0])
             assert [after - before for before, after in itertools.pairwise(counted)] == [0, 1, 1], mode
+
+
+NEW: dict[str, Callable[..., Any]] = {
+    "new_empty": lambda x, **on: x.new_empty((1024,), **on),
+    "new_zeros": lambda x, **on: x.new_zeros((1024,), **on),
+    "new_full": lambda x, **on: x.new_full((1024,), 2.0, **on),
+    "new_empty_strided": lambda x, **on: x.new_empty_strided((1024,), (1,), **on),
+    "new_tensor": lambda x, **on: x.new_tensor([1.0] * 1024, **on),
+    "zeros_like": lambda x, **on: torch.zeros_like(x, **on),
+    "rand_like": lambda x, **on: torch.rand_like(x, **on),
+}
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_C4_what_is_made_on_a_named_device_has_memory_there_and_once(name: str) -> None:
+    with Estimator(target=targets.find("h100")):
+        x = torch.ones(1024, device="cuda")
+        for on, nbytes in (
+            ({}, 4096),
+            ({"device": x.device}, 4096),
+            ({"device": "cuda"}, 4096),
+            ({"device": "cpu"}, 0),
+        ):
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            made = NEW[name](x, **on)
+            assert made.device.type == ("cuda" if nbytes else "cpu")
+            assert torch.cuda.memory_allocated() - before == nbytes, on
+            assert torch.cuda.max_memory_allocated() - before == nbytes, on
+            del made
