@@ -397,7 +397,7 @@ cdef class Collector:
                 found.append((ident, here))
         return found if self.enabled else []
 
-    def seen_at(self, Timeline here, place, waits=0):
+    def seen_at(self, Timeline here, place, waits):
         """The thread was seen at that line: a location id. waits: a number for what it waited for, 0 for nothing."""
         if not here.in_op:
             here.look(mt_now(), place, waits)

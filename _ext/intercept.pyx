@@ -155,10 +155,7 @@ cdef uint32_t _new_sig(OpInfo info, tuple args, dict kwargs, bint dispatch, int 
     cdef int place = device
     if table.bytes > table.evict_at:
         tape.evict()
-    if device == NO_PLACE:
-        spec = infer(info, args, kwargs if kwargs is not None else {}, dispatch)
-    else:
-        spec = infer(info, args, kwargs, False, device)
+    spec = infer(info, args, {} if kwargs is None else kwargs, dispatch, None if device == NO_PLACE else device)
     if spec is None:
         return 0
     outs, alias, ret, written, flags = spec

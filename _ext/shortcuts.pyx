@@ -322,15 +322,13 @@ cdef int remember(OpInfo info, tuple args, dict kwargs, uint64_t since, int64_t 
                 return 0
             made.kind = SAME
         elif info.view and are_views(&made, views, since, <int>n, out):
-            made.kind = VIEWS
+            made.kind, made.n_views = VIEWS, <uint8_t>n
         elif n == 1 and gradless and is_write(&made, since, before, out):
             made.kind = WRITE
         elif n == 1 and gradless and info.copies and is_new(&made, since, out):
             made.kind = NEW
         elif not gradless:
             return 0
-        if made.kind != VIEWS:
-            made.n_views = 0
         if not is_encoded(info, args, kwargs):
             return 0
         if tape.interner.evictions != evictions:
@@ -426,7 +424,6 @@ cdef bint are_views(Way *made, View *views, uint64_t since, int n, object out) e
         given, names = decode_call(sig_key(s), &NOTHING, NULL, None)
         if names or not describe(&views[i], (<OpInfo>s.info).func.name(), given[1:]):
             return False
-    made.n_views = <uint8_t>n
     return is_the_same(views, n, tape.interner.meta(first), tape.interner.meta(meta))
 
 

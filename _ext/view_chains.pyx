@@ -10,7 +10,6 @@ it is by ``as_strided`` of its base, which adds one step to nothing (`linked`). 
 gradients in C++: there, what comes next in the graph first makes the view that it is given anew (`counted`).
 """
 from cpython.ref cimport PyObject
-from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 
 from .lazy cimport get_tape, handle_of
 from .structs cimport META_CONJ, META_NEG
@@ -80,13 +79,7 @@ def steps(tensor):
 # ---- calls of views --------------------------------------------------------------------------------------------------
 cdef bint is_long(tuple args, dict kwargs) except -1:
     """Would the view that this call makes of its first argument be another of a long chain?"""
-    cdef Handle h
-    if PyTuple_GET_SIZE(args):
-        h = handle_of(<object>PyTuple_GET_ITEM(args, 0))
-    elif kwargs:
-        h = handle_of(next(iter(kwargs.values())))
-    else:
-        return False
+    cdef Handle h = handle_of(args[0] if args else next(iter(kwargs.values())) if kwargs else None)
     return h is not None and h.steps >= LONG and ready
 
 

@@ -68,8 +68,8 @@ NEAREST = {
     " estimate/test_estimating.py",
     "_ext/intercept.pyx": "test_lazy_tensor.py test_lazy_function_entries.py test_lazy_modes.py"
     " test_lazy_autograd_writes.py test_lazy_mistakes.py test_lazy_eager.py test_lazy_products.py"
-    " test_lazy_view_chains.py test_lazy_shortcuts.py programs/test_programs.py estimate/test_as_written.py"
-    " estimate/test_known.py",
+    " test_lazy_view_chains.py test_lazy_shortcuts.py test_limits.py programs/test_programs.py"
+    " estimate/test_as_written.py estimate/test_known.py",
     "_ext/in_flight.pyx": "npu/test_failing_calls.py npu/test_profile.py",
     "_ext/intern.pyx": "ext/test_tape.py ext/test_tables.py test_execute.py test_lazy_tensor.py"
     " programs/test_programs.py",
@@ -116,7 +116,7 @@ NEAREST = {
     "_ext/view_chains.pyx": "test_lazy_view_chains.py",
     "_ext/*.pyx": "ext/test_shapes_numbers.py ext/test_shapes_of_each.py ext/test_shapes_nearby.py ext/test_shapes.py"
     " test_meta.py",
-    "engine/cache/*": "test_cache_names.py test_cache.py",
+    "engine/cache/*": "test_cache_shelves.py test_cache_names.py test_cache.py",
     "engine/execute/across.py engine/execute/cuda.py": "test_execute_cuda.py test_lazy_transforms.py"
     " remote/test_spread.py",
     "engine/execute/ambient.py": "remote/test_settings.py test_cache_names.py test_lazy_modes.py",
@@ -130,17 +130,17 @@ NEAREST = {
     "engine/execute/machine.py": "test_lazy_devices.py test_limits.py test_device_module.py",
     "engine/execute/*": "test_execute.py test_incremental.py test_failures.py test_limits.py"
     " remote/test_lost_writes.py programs/test_programs.py",
-    "engine/passes/calling.py": "test_native_calls.py",
-    "engine/passes/native.py": "test_native_calls.py",
+    "engine/passes/calling.py": "test_native_layouts.py test_native_calls.py",
+    "engine/passes/native.py": "test_native_layouts.py test_native_calls.py",
     "engine/passes/*": "test_passes.py test_passes_functions.py programs/test_passes.py",
     "engine/record/arguments.py engine/record/eager.py": "test_lazy_operators.py test_lazy_eager.py"
     " test_lazy_autograd_writes.py test_lazy_sparse.py test_lazy_errors.py test_meta.py remote/test_loopback.py"
     " estimate/test_accelerator.py programs/test_programs.py",
     "engine/record/gradients.py engine/record/inside.py": "test_lazy_autograd.py test_lazy_transforms.py"
     " semantics/test_phases.py",
-    "engine/record/handlers.py": "test_lazy_tensor.py test_lazy_creation.py test_lazy_methods.py test_lazy_storage.py"
-    " test_lazy_late_errors.py test_lazy_operators.py test_lazy_autograd.py estimate/test_known.py test_lazy_sparse.py"
-    " programs/test_programs.py",
+    "engine/record/handlers.py": "test_lazy_handlers.py test_lazy_tensor.py test_lazy_creation.py test_lazy_methods.py"
+    " test_lazy_storage.py test_lazy_late_errors.py test_lazy_operators.py test_lazy_autograd.py estimate/test_known.py"
+    " test_lazy_sparse.py programs/test_programs.py",
     "engine/record/plain_operands.py": "test_lazy_meeting.py cli/test_cli_run_devices.py",
     "engine/record/intercept.py": "test_lazy_function_entries.py test_lazy_meeting.py test_lazy_tensor.py"
     " test_lazy_transforms.py test_lazy_operators.py test_lazy_modes.py test_lazy_modules.py",
@@ -150,8 +150,9 @@ NEAREST = {
     " conformance/test_mixing.py test_lazy_mistakes.py test_lazy_transforms.py test_lazy_devices.py",
     "engine/record/lists.py": "remote/test_placing.py remote/test_spread.py",
     "engine/record/sequences.py engine/record/kernel_sizes.py": "test_lazy_sequences.py test_lazy_devices.py",
-    "engine/record/predict.py": "test_lazy_modules.py test_lazy_products.py test_lazy_layouts.py test_lazy_mistakes.py"
-    " test_lazy_late_errors.py test_lazy_operators.py test_meta.py programs/test_programs.py",
+    "engine/record/predict.py": "test_lazy_predict.py test_lazy_modules.py test_lazy_products.py"
+    " test_lazy_layouts.py test_lazy_mistakes.py test_lazy_late_errors.py test_lazy_operators.py test_meta.py"
+    " programs/test_programs.py",
     "engine/record/shrink.py engine/record/trial.py": "test_lazy_small_copies.py test_lazy_layouts.py"
     " test_lazy_late_errors.py",
     "engine/record/*": "test_lazy_layouts.py test_lazy_mistakes.py test_lazy_late_errors.py test_lazy_operators.py",
@@ -164,18 +165,25 @@ NEAREST = {
     "engine/remote/checks.py engine/remote/wire.py": "remote/test_wire.py remote/test_loopback.py"
     " remote/test_checks.py",
     "engine/remote/child.py engine/remote/pipe.py engine/remote/hello.py": "remote/test_pipe.py",
-    "engine/remote/failing.py engine/remote/exchange.py": "remote/test_lost_writes.py remote/test_pipe.py"
-    " remote/test_loopback.py remote/test_messages.py remote/test_overlap.py remote/test_settings.py",
+    "engine/remote/failing.py engine/remote/exchange.py": "remote/test_session.py remote/test_lost_writes.py"
+    " remote/test_pipe.py remote/test_loopback.py remote/test_messages.py remote/test_overlap.py"
+    " remote/test_settings.py",
     "engine/remote/worker.py engine/remote/shared_storages.py engine/remote/host_fallback.py"
-    " engine/remote/client.py": "remote/test_loopback.py remote/test_messages.py remote/test_overlap.py"
-    " remote/test_settings.py remote/test_changing.py remote/test_files.py remote/test_operators.py"
-    " remote/test_spread.py remote/test_placing.py",
-    "engine/remote/contents.py engine/remote/progress.py": "remote/test_files.py",
+    " engine/remote/client.py": "remote/test_worker.py remote/test_loopback.py remote/test_messages.py"
+    " remote/test_overlap.py remote/test_settings.py remote/test_changing.py remote/test_files.py"
+    " remote/test_operators.py remote/test_spread.py remote/test_placing.py",
+    "engine/remote/plans.py engine/remote/definitions.py": "remote/test_plans.py remote/test_loopback.py"
+    " remote/test_messages.py",
+    "engine/remote/reads.py engine/remote/small_values.py": "remote/test_reads.py remote/test_loopback.py"
+    " remote/test_messages.py",
+    "engine/remote/uploads.py engine/remote/contents.py engine/remote/progress.py": "remote/test_uploads.py"
+    " remote/test_files.py remote/test_loopback.py",
     "engine/remote/replies.py": "remote/test_answers.py remote/test_replies.py remote/test_loopback.py",
-    "engine/remote/lineage.py": "cluster/test_lineage.py",
+    "engine/remote/lineage.py": "remote/test_session.py cluster/test_lineage.py",
     "engine/remote/*": "remote/test_loopback.py remote/test_messages.py remote/test_overlap.py remote/test_settings.py"
     " remote/test_changing.py",
-    "engine/semantics/generation.py engine/semantics/growth.py": "test_generation.py test_generation_caches.py",
+    "engine/semantics/generation.py engine/semantics/growth.py": "semantics/test_growth.py test_generation.py"
+    " test_generation_caches.py",
     "engine/semantics/*": "semantics profile/test_owners.py profile/test_iterations.py",
     "engine/tensor/*": "test_lazy_classes.py test_lazy_tensor.py test_lazy_protocol.py",
 }
@@ -207,6 +215,8 @@ EITHER = re.compile(
     r"([\w.]+) - ([\w.]+) if (\1 >=? \2|\2 <=? \1) else 0\b|([\w.]+) if \4 [<>]=? ([\w.]+) else \5(?![\w.(\[])"
     r"|([\w.]+) if ([\w.]+) [<>]=? \6 else \7(?![\w.(\[])"
 )
+#: `a == ONE or a == OTHER` of a number in C: a switch, which Cython makes of `a == ONE and a == OTHER`, too.
+SWITCHES = re.compile(r"\b(\w+) == ([A-Z]+_[A-Z]+|\d+)( or \1 == ([A-Z]+_[A-Z]+|\d+))+")
 #: What a function in C hashes: of equal keys it must be equal, and whatever else it is, the tables find them.
 MIXES = re.compile(r"\*=? *(<\w+> ?)?0x[0-9A-F]{16}")
 HASHES = re.compile(r"^( *)cdef (?:inline )?uint\d+_t \w*hash\w*\([^\n]*:\n((?:\1 .*\n|\n)*)", re.M)
@@ -269,6 +279,11 @@ def mutants(path: str) -> Iterator[Mutant]:
         declares |= (two_before, before) == ("strict", "=")
         known = (CAST, RAISES, EITHER) if token.string[:1] in ("<", ">") else (CAST, RAISES)
         declares |= any(at.start() <= token.start[1] < at.end() for p in known for at in p.finditer(whole))
+        declares |= (
+            token.string == "or"
+            and path.endswith(".pyx")
+            and any(at.start() < token.start[1] < at.end() for at in SWITCHES.finditer(whole))
+        )
         declares |= token.start[0] in hashes or (MIXES.search(whole) is not None and token.string != "&")
         new = None
         if token.type == tokenize.NUMBER and token.string.isdigit():

@@ -398,3 +398,22 @@ def test_S5_what_is_kept_of_records_does_not_grow_with_those_that_ran() -> None:
     held_after(20)
     before = held_after(20)
     assert held_after(150) < before + (1 << 16)  # a record takes 80 bytes, and tables grow by pieces
+
+
+def test_L15_waits_are_added_up_by_line_the_longest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triggers, "_waits", {})
+    monkeypatch.setattr(triggers, "MAX_PLACES", 2)
+    monkeypatch.setattr("time.perf_counter_ns", lambda: 5_000_000_000)
+
+    def on_this_line(begun: int, messages: int) -> None:
+        triggers.waited(begun, messages)
+
+    def on_that_line(begun: int, messages: int) -> None:
+        triggers.waited(begun, messages)
+
+    on_this_line(4_000_000_000, 1), on_this_line(3_500_000_000, 2)
+    on_that_line(1_000_000_000, 0)
+    triggers.waited(4_500_000_000, 7)  # there is no room for another line
+    rows = [(row.where and row.where[1], *row[1:]) for row in triggers.waits()]
+    this, that = (call.__code__.co_firstlineno + 1 for call in (on_this_line, on_that_line))
+    assert rows == [(that, 1, 0, 4.0), (this, 2, 3, 2.5), (None, 1, 7, 0.5)]

@@ -65,6 +65,49 @@ def test_S5_a_float_that_changes_makes_no_new_call() -> None:
         assert calls() == before
 
 
+@pytest.mark.parametrize(("one", "other", "alike"), [
+    (0.5, 0.25, True), (0.5, 1.0, True), (1.0, 1.0000001, False), (1.5, 100.0, True), (100.0, 100.5, False),
+    (100.5, 101.0, False), (100.5, 100.5, True), (0.5, -0.5, False), (-0.5, -1.0, True), (-1.0, -1.5, False),
+    (-1.5, -100.0, True), (-100.0, -100.5, False), (0.0, 0.5, False), (0.0, -0.0, False), (1e-300, 0.5, True),
+    (math.nan, 0.5, False), (math.inf, 100.0, False),
+])  # fmt: skip
+def test_S5_floats_are_alike_by_sign_and_by_what_holds_them(one: float, other: float, alike: bool) -> None:
+    x = torch.ones(3, device=LAZY)
+    for program in (lambda f: x * f, lambda f: torch.add(x, x, alpha=f)):
+        first, second = program(one), program(other)
+        assert (first._handle.sig == second._handle.sig) is alike
+
+
+@pytest.mark.parametrize(("one", "other", "alike"), [
+    ((0.25, 0.5), (0.5, 0.75), True), ((0.25, 0.5), (0.5, 0.25), False), ((0.25, 0.5), (0.5, 0.5), False),
+    ((0.5, 0.5), (0.75, 0.75), True), ((-0.5, 0.5), (-1.0, 1.0), True), ((0.5, 2.0), (0.5, 0.75), False),
+])  # fmt: skip
+def test_S5_floats_of_one_call_are_alike_by_which_is_greater(
+    one: tuple[float, float], other: tuple[float, float], alike: bool
+) -> None:
+    x = torch.ones(3, device=LAZY)
+    assert (x.clamp(*one)._handle.sig == x.clamp(*other)._handle.sig) is alike  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("n", [254, 255, 256, 257])
+def test_S5_so_many_floats_of_a_call_stand_beside_its_key(n: int) -> None:
+    """Each goes with another tensor: how they compare does not matter. What comes after 255 is in the key."""
+    many = [torch.ones(1, device=LAZY) for _ in range(n)]
+    base = calls()
+    for k in range(6):
+        torch._foreach_mul_(many, [0.5 + (k + i) % 7 / 100 for i in range(n)])
+    assert calls() - base <= (1 if n <= 255 else 7)
+    before = calls()
+    for first in (0.5, 0.75, 0.875):
+        torch._foreach_mul_(many, [first] + [0.5] * (n - 1))
+    assert calls() - before <= 1  # the first is beside, whatever their number
+    before = calls()
+    for last in (0.5625, 0.625, 0.6875):
+        torch._foreach_mul_(many, [0.5] * (n - 1) + [last])
+    assert calls() - before == (0 if n <= 255 else 3)
+    assert len({round(t.item(), 9) for t in many}) > 1
+
+
 def outcome(program: Callable[[Tensor, float], Tensor], t: Tensor, f: float) -> Any:
     try:
         return program(t, f)

@@ -239,3 +239,15 @@ def test_L9_a_list_that_is_in_itself_is_refused_in_eagers_words(call: str, inner
             ENDLESS[call](given)
         said.append(str(refused.value))
     assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("inner", [list, tuple])
+def test_L9_a_list_of_nothing_but_itself_is_refused_in_eagers_words(inner: type) -> None:
+    said = []
+    for device in ("cpu", "remote_accelerator:0"):
+        given: list[object] = []
+        given.append(given if inner is list else (given,))
+        with pytest.raises(TypeError) as refused:
+            torch.add(torch.ones(2, device=device), given)  # type: ignore[call-overload]
+        said.append(str(refused.value))
+    assert said[0] == said[1]

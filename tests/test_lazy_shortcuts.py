@@ -147,6 +147,37 @@ def test_S14_a_remembered_write_takes_a_hundred_bytes_at_most(form: str) -> None
     assert calls == 1 and 0 < size <= 100  # what makes views takes more
 
 
+def test_S14_what_is_remembered_of_one_call_stays_when_another_is() -> None:
+    x = torch.ones(2, 3, device=LAZY)
+    forms: list[Callable[[], object]] = [lambda: x.view(6), lambda: x.mul_(2), lambda: x[1], x.double]
+    for form in forms:
+        form(), form()
+    assert shortcuts.remembered()[0] >= 2  # by chance, one may take another's place
+
+
+@pytest.mark.parametrize("draw", ["uniform_", "normal_", "exponential_", "random_"])
+def test_S14_random_numbers_are_drawn_by_torch_each_time(draw: str) -> None:
+    drawn = []
+    for device in ("cpu", LAZY):
+        torch.manual_seed(3)
+        x = torch.ones(3, device=device)
+        whole = intercept.counts()[0]
+        for _ in range(4):
+            getattr(x, draw)()
+        assert intercept.counts()[0] == whole
+        drawn.append(x.tolist())
+    assert drawn[0] == drawn[1]
+
+
+def test_S14_an_index_that_is_called_wrongly_is_refused() -> None:
+    x = torch.arange(6.0, device=LAZY)
+    for args, kwargs in (((x,), {}), ((x, 1, 2), {}), ((x, 1), {"index": 2})):
+        for _ in range(3):
+            with pytest.raises(TypeError):
+                type(x).__torch_function__(torch.Tensor.__getitem__, (type(x),), args, kwargs)
+    assert shortcuts.remembered()[0] == 0
+
+
 def test_S14_the_third_write_is_made_at_once_with_another_float() -> None:
     x, y = torch.ones(3, device=LAZY), torch.ones(3, device=LAZY)
     x.addcdiv_(y, y, value=-0.5), x.addcdiv_(y, y, value=-0.25)

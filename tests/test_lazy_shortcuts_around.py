@@ -259,3 +259,13 @@ def test_S14_torch_makes_the_views_that_are_asked_of_it() -> None:
     assert type(with_node.grad_fn).__name__ == "TBackward0"
     assert native_views.made(x, "aten::view.dtype", (torch.int32,), torch.Tensor) is None
     assert native_views.made(x, "aten::view", (tuple([1] * 20 + [60]),), torch.Tensor) is None
+
+
+def test_S14_what_views_rest_on_is_what_torch_says_itself() -> None:
+    x = torch.ones(2)
+    address, word, keys, autograd = native_views.facts(x)
+    assert keys == torch._C._dispatch_keys(x).raw_repr()
+    always = torch._C._dispatch_tls_local_exclude_set().raw_repr()
+    with torch._C._AutoDispatchBelowAutograd():
+        assert torch._C._dispatch_tls_local_exclude_set().raw_repr() == always | autograd
+    assert address > 1 << 16 and 0 < word < 64

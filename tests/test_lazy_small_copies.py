@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -178,3 +180,184 @@ def test_L9_calls_of_up_to_so_many_elements_are_tried_as_they_are(
     facts = [(torch.float32, torch.Size([elements]), (1,), 0)]
     assert trial.passes(SimpleNamespace(name="aten::relu"), (), {}, facts, ([],), lambda *_: None)
     assert tried[0] is copied
+
+
+# ---- what is made of a copy ------------------------------------------------------------------------------------------
+AS_PREDICTED, REFUSED, UNFIT = trial._AS_PREDICTED, trial._REFUSED, trial._UNFIT
+MOST = 1 << 18
+
+
+def called(name: str = "aten::relu", call: Any = torch.relu, random: bool = False) -> SimpleNamespace:
+    return SimpleNamespace(name=name, call=call, random=random)
+
+
+def plain(*size: int, dtype: torch.dtype = F32, stride: tuple | None = None) -> tuple:
+    """What is predicted of a result, or is known of an argument."""
+    return (dtype, torch.Size(size), stride, 0, 0, 0)
+
+
+@pytest.mark.parametrize("elements", [(1 << 14) + 1, MOST, MOST + 1])
+@pytest.mark.parametrize("verdict", [True, False, None])
+def test_L9_what_no_copy_tells_of_the_call_itself_does_where_it_is_small(
+    elements: int, verdict: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Any] = []
+    monkeypatch.setattr(trial, "_on_copies", lambda *given: tried.append(given[-1]) or verdict)
+    monkeypatch.setattr(trial, "_passes_as_it_is", lambda *given: tried.append(given[-1]) or False)
+    facts, spec = [plain(elements - 7)], ([plain(7)],)
+    found = trial.passes(called(), (), {}, facts, spec, lambda *_: None)
+    if verdict is None and elements <= MOST:
+        assert (found, tried) == (False, [False, False])
+    else:
+        assert (found, tried) == (verdict is not False, [elements > MOST])
+
+
+@pytest.mark.parametrize("elements", [MOST, MOST + 1])
+def test_L9_what_has_to_be_tried_is_tried_as_it_is_or_runs_at_once(
+    elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(trial, "_passes_as_it_is", lambda *given: asked.append(given[-1]) or True)
+    facts = [plain(2, elements // 2, stride=(1, 2)), plain(elements % 2)]  # no strides that descend
+    assert trial.passes(called("aten::index"), (), {}, facts, ([],), lambda *_: None) is (elements == MOST)
+    assert asked == [True] * (elements == MOST)
+
+
+@pytest.mark.parametrize(("size", "stride", "descending"), [
+    ((2, 3), None, True), ((2, 3), (3, 1), True), ((2, 3), (1, 2), False), ((2, 3), (1, 1), True),
+    ((2, 0), (1, 1), False), ((0,), None, False), ((), None, True),
+])  # fmt: skip
+def test_L9_strides_that_descend(size: tuple[int, ...], stride: tuple | None, descending: bool) -> None:
+    assert trial._descending(plain(*size, stride=stride)) is descending
+
+
+@pytest.mark.parametrize(("verdicts", "small", "large"), [
+    ([AS_PREDICTED], True, True),
+    ([REFUSED], None, False),
+    ([REFUSED, REFUSED], None, False),
+    ([REFUSED, AS_PREDICTED], None, True),
+    ([REFUSED, UNFIT], None, False),
+    ([UNFIT], None, None),
+    ([UNFIT, UNFIT, AS_PREDICTED], True, True),
+    ([UNFIT, REFUSED], None, False),
+    ([{0: ((2, 3), (1, 2))}, AS_PREDICTED], None, True),
+    ([{0: ((2, 3), (4, 1))}, AS_PREDICTED], None, False),  # no strides of a dense tensor
+])  # fmt: skip
+def test_L9_one_copy_that_is_taken_speaks_for_the_call(
+    verdicts: list[Any], small: bool | None, large: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial.shrink, "copies", lambda *_: iter([((), {}, [])] * len(verdicts)))
+    for expected, is_large in ((small, False), (large, True)):
+        given = iter(verdicts)
+        monkeypatch.setattr(trial, "_try", lambda *_, given=given: next(given))
+        spec = ([plain(20, 30)],)
+        assert trial._on_copies(called(), (), {}, [], spec, lambda *_: None, is_large) is expected
+        relaid = is_large and isinstance(verdicts[0], dict) and expected
+        assert spec[0][0][2] == ((1, 20) if relaid else None)
+
+
+@pytest.mark.parametrize(("given", "verdict"), [
+    (torch.zeros(2, 3), AS_PREDICTED),
+    (torch.zeros(3, 2).t(), {0: ((2, 3), (1, 2))}),
+    (torch.zeros(2, 3, dtype=torch.float64), REFUSED),
+    (torch.zeros(3, 2), REFUSED),
+    (torch.zeros(2, 3)._neg_view(), REFUSED),
+    (3.0, REFUSED),
+    (trial._RELAID, REFUSED),
+    (RuntimeError("no"), REFUSED),
+    (torch.linalg.LinAlgError("singular"), AS_PREDICTED),
+])  # fmt: skip
+def test_L9_a_copy_is_judged_by_what_the_kernel_gives(
+    given: object, verdict: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "_run", lambda *_: given)
+    assert trial._judge(called(), (), {}, [], lambda *_: ([plain(2, 3)], (), None)) == verdict
+
+
+@pytest.mark.parametrize(("asked", "size", "given", "passes"), [
+    (False, (2, 3), torch.zeros(3, 2).t(), True),
+    (False, (2, 3), torch.zeros(3, 2), False),
+    (True, (2, 3), torch.zeros(3, 2), True),
+    (True, (2, 3), torch.zeros(2, 3, dtype=torch.int32), False),
+    (True, (2, 3), None, False),
+    (False, (2, 3), trial._RELAID, False),
+    (True, (2, 3), RuntimeError("no"), False),
+    (False, (2, 3), torch.linalg.LinAlgError("singular"), True),
+    (True, (2, 3), torch.linalg.LinAlgError("singular"), False),
+])  # fmt: skip
+def test_L9_what_was_tried_as_it_is_is_laid_out_as_the_kernel_did(
+    asked: bool, size: tuple[int, ...], given: Any, passes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "_run", lambda *_: given)
+    spec = ([plain(*size)], (), None)
+    assert trial._passes_as_it_is(called(), (), {}, [], spec, asked) is passes
+    if passes and isinstance(given, torch.Tensor):
+        expected = given.stride() if given.stride() != (2, 1) else None
+        assert spec[0][0] == (F32, given.shape, expected, 0, 0, 0)
+
+
+@pytest.mark.parametrize("elements", [MOST, MOST + 1])
+def test_L9_a_copy_whose_results_are_too_large_does_not_fit(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "_run", lambda *_: (torch.zeros(elements - 5), torch.zeros(5)))
+    spec = ([plain(elements - 5), plain(5)], (), (0, 0, 1))
+    found = trial._judge(called(), (), {}, [], lambda *_: spec)
+    assert found == (AS_PREDICTED if elements == MOST else UNFIT)
+    assert trial._judge(called(), (), {}, [], lambda *_: None) == UNFIT
+
+
+def test_L9_only_fresh_results_are_compared() -> None:
+    x, y = torch.zeros(2), torch.ones(3)
+    assert trial._results(x, ([], (), None)) == [(0, x)]
+    assert trial._results((x, y), ([], (), (0, -1, 0))) == [(0, y)]
+    assert trial._results([x, y], ([], (), (0, 1, None))) == [(1, x)]
+
+
+def test_L9_verdicts_are_kept_by_what_tells_calls_apart_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[tuple] = []
+    monkeypatch.setattr(trial, "_verdicts", {})
+    monkeypatch.setattr(trial, "_MOST_REMEMBERED", 2)
+    monkeypatch.setattr(trial, "_judge", lambda info, args, *_: judged.append(args) or AS_PREDICTED)
+    info = object()
+
+    def attempt(*args: object) -> None:
+        assert trial._try(info, args, {}, [plain(2)], lambda *_: None) == AS_PREDICTED  # type: ignore[arg-type]
+
+    for n in (1, 1, True, 1.0, 1):
+        attempt(n)
+    assert judged == [(1,), (True,), (1.0,), (1,)]  # the third had no room, and what was kept is gone
+    attempt({}), attempt({})
+    assert len(judged) == 6  # what cannot be hashed is judged each time
+    trial.forget()
+    with torch.inference_mode():
+        attempt(1)
+    with torch.no_grad():
+        attempt(1)
+    assert len(judged) == 8
+
+
+def test_L9_a_kernel_is_asked_with_zeros_ones_and_halves_and_draws_nothing() -> None:
+    seen: list[Any] = []
+
+    def kernel(error: Exception | None, *args: torch.Tensor, **_: object) -> torch.Tensor:
+        seen.append([a.tolist() for a in args])
+        torch.rand(2)
+        if error is not None:
+            raise error
+        return args[0]
+
+    facts = [plain(2, dtype=torch.int64), plain(1), plain(1, dtype=torch.bool), plain(1, dtype=torch.complex64)]
+    holes = tuple(t.to("remote_accelerator:0") for t in (torch.zeros(2, dtype=torch.int64), *torch.zeros(3, 1)))
+    before = torch.default_generator.get_state()
+
+    def ask(error: Exception | None, name: str = "aten::relu") -> object:
+        seen.clear()
+        return trial._run(called(name, functools.partial(kernel, error), random=True), holes, {}, facts)
+
+    zeros, ones = ([[n] * 2, [0.5], [bool(n)], [0.5 + 0j]] for n in (0, 1))
+    assert isinstance(ask(None), torch.Tensor) and seen == [zeros]
+    assert isinstance(ask(RuntimeError("no")), RuntimeError) and seen == [zeros, ones]
+    assert isinstance(ask(torch.linalg.LinAlgError("no")), RuntimeError) and seen == [zeros]
+    assert isinstance(ask(None, "aten::lu_solve"), torch.Tensor) and seen == [ones]
+    assert torch.equal(torch.default_generator.get_state(), before)
+    resized = called(call=lambda t, *_: t.resize_(5))
+    assert trial._run(resized, holes, {}, facts) is trial._RELAID

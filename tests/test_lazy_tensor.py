@@ -428,3 +428,15 @@ def test_L11_logging_goes_to_a_logger(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="mindtorch.intercept"):
         torch.nonzero(torch.ones(2, device=LAZY))
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("mask", [[True, False, True], [False, True, True], [True, True, False], [False, False, True]])
+def test_L7_results_that_are_none_leave_the_others_in_their_places(mask: list[bool]) -> None:
+    found = []
+    for device in ("cpu", LAZY):
+        x, w = (torch.arange(12.0, device="cpu").view(3, 4) % 5).to(device), torch.ones(4).to(device)
+        _, mean, rstd = torch.ops.aten.native_layer_norm(x, [4], w, w, 1e-5)
+        for _ in range(2):
+            made = torch.ops.aten.native_layer_norm_backward(x + 1, x, [4], mean, rstd, w, w, mask)
+        found.append([None if t is None else t.tolist() for t in made])
+    assert found[0] == found[1] and [each is not None for each in found[1]] == mask

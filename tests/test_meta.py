@@ -427,3 +427,36 @@ def test_D6_asking_whose_torch_it_is_keeps_no_variable_alive() -> None:
 
     program()
     calls_a_global()
+
+
+@pytest.mark.parametrize(("size", "stride", "offset", "elements"), [
+    ((2, 3), (3, 1), 0, 6), ((2, 3), (3, 1), 2, 8), ((2, 3), (1, 2), 0, 6), ((2,), (5,), 0, 6), ((0, 3), (3, 1), 0, 0),
+    ((), (), 0, 1), ((), (), 3, 4), ((4,), (0,), 0, 1),
+])  # fmt: skip
+def test_M1_storages_reach_to_the_last_element(size: tuple, stride: tuple, offset: int, elements: int) -> None:
+    x = mindtorch.empty(20, device="meta:1").as_strided(size, stride, offset)
+    plain, typed = x.untyped_storage(), x.storage()
+    assert (plain.nbytes(), plain.size(), len(plain), plain.element_size()) == (4 * elements,) * 3 + (1,)
+    assert (typed.nbytes(), typed.size(), len(typed), typed.element_size()) == (4 * elements, elements, elements, 4)
+    assert plain.clone() is plain and (x.get_device(), x.materialized) == (1, False)
+    for ask in (
+        plain.data_ptr, plain.tolist, plain.cpu, plain.cuda, lambda: plain[0], lambda: plain.resize_(4), typed.tolist,
+        lambda: typed[0], lambda: plain.to("cpu"), x.materialize, x.__dlpack_device__,
+    ):  # fmt: skip
+        with pytest.raises(RuntimeError, match="meta tensor has no data"):
+            ask()
+
+
+@pytest.mark.parametrize("make", [
+    lambda x, d: x.new(), lambda x, d: x.new(2, 3), lambda x, d: x.new([1.5, 2.5]), lambda x, d: x.new(x),
+    lambda x, d: x.new(size=(4,)), lambda x, d: x.new(torch.Size([2, 1])), lambda x, d: x.new(3, device=d),
+    lambda x, d: x.new([[1.0], [2.0]], device=d),
+])  # fmt: skip
+def test_M2_the_old_constructor_makes_what_it_makes_on_the_cpu(make: Callable) -> None:
+    expected = make(torch.ones(5, dtype=torch.float64), "cpu")
+    found = make(mindtorch.ones(5, dtype=torch.float64, device="meta:2"), "meta:2")
+    assert (found.shape, found.dtype, str(found.device)) == (expected.shape, expected.dtype, "meta:2")
+    x = mindtorch.ones(5, device="meta:2")
+    for wrong, error in ((lambda: x.new(3, device="cpu"), RuntimeError), (lambda: x.new(torch.ones(2)), TypeError)):
+        with pytest.raises(error):
+            wrong()

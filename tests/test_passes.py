@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import mindtorch
-from mindtorch._ext.forms import Form, Forms
+from mindtorch._ext.forms import Form, Forms, Step
 from mindtorch.base import torch_facts
 from mindtorch.engine import passes
 from mindtorch.engine.passes import Pass, SegmentGraph, Unproven, common
@@ -184,6 +184,107 @@ def test_L13_a_pass_of_the_users() -> None:
             assert (x * 2).tolist() == [2.0] * 4
         assert mindtorch.stats()["passes"] == {"doubles": 2}
     assert "doubles" not in [each.name for each in passes.set_passes(None)]
+
+
+class Reversed(Pass):
+    """Calls each function by one that takes its arguments from the last to the first, where keywords stay ones."""
+
+    name = "reversed"
+
+    def run(self, graph: SegmentGraph) -> None:
+        for call in graph.calls:
+            if call.pure and not call.view and call.args:
+                function = call.function
+
+                def turned(*args: Any, function: Any = function, **kwargs: Any) -> Any:
+                    return function(*reversed(args), **kwargs)
+
+                graph.replace(call, turned, call.args[::-1], call.kwargs)
+                self.note(graph, call)
+
+
+@pytest.mark.parametrize("program", [
+    lambda x: x - x.exp(),
+    lambda x: torch.where(x > 0.5, x * 3, x.exp()),
+    lambda x: torch.lerp(x, x.exp(), x * x),
+    lambda x: torch.addcmul(x, x.exp(), x * x, value=0.75),
+    lambda x: torch.sub(x, x.exp(), alpha=0.25),
+    lambda x: torch.clamp(x, 0.25, 1.5) - torch.clamp(x, -0.5, 0.75),
+])  # fmt: skip
+def test_L13_inputs_and_floats_of_a_replaced_call_go_where_the_pass_says(program: Callable[[Tensor], Any]) -> None:
+    x = torch.linspace(-2, 2, 6)
+    with using(Reversed()), torch.no_grad():
+        before = passes.counts()[0].get("reversed", 0)
+        for k in range(4):
+            same(program((x + k).to(LAZY)), program(x + k))
+        assert passes.counts()[0]["reversed"] > before
+
+
+def test_L9_an_op_for_which_there_was_no_memory_runs_when_there_is_unless_it_writes() -> None:
+    full = [False]
+
+    class Full(Pass):
+        name = "full"
+
+        def run(self, graph: SegmentGraph) -> None:
+            for call in graph.calls:
+                if call.op in ("aten::exp", "aten::mul_"):
+
+                    def tried(*args: Any, function: Any = call.function, **kwargs: Any) -> Any:
+                        if full[0]:
+                            raise MemoryError("no room")
+                        return function(*args, **kwargs)
+
+                    graph.replace(call, tried, call.args, call.kwargs)
+
+    x = torch.linspace(-2, 2, 6)
+    programs: list[Callable[[Tensor], Tensor]] = [lambda t: (t + 1).exp(), lambda t: (t + 1).mul_(3)]
+    with using(Full()), torch.no_grad():
+        for program in programs:
+            full[0] = False
+            for _ in range(3):
+                same(program(x.to(LAZY)), program(x))
+            full[0] = True
+            made = program(x.to(LAZY))
+            with pytest.raises(MemoryError, match="no room"):
+                made.cpu()
+            full[0] = False
+            same(made, program(x) if program is programs[0] else x + 1)  # a write is not made twice
+
+
+@pytest.mark.parametrize("later", [0, 1, 2])
+def test_L13_a_graph_says_which_values_can_be_read_when_it_has_run(later: int) -> None:
+    """Also by what is recorded, and not part of it."""
+    seen: list[list[bool]] = []
+
+    class Looks(Pass):
+        name = "looks"
+
+        def run(self, graph: SegmentGraph) -> None:
+            seen.append([value.kept for value in graph.values])
+
+    x = torch.linspace(-2, 2, 6)
+    with using(Looks()), torch.no_grad():
+        for _ in range(2):
+            given = x.to(LAZY)
+            y = given + 1
+            z = y * 2 + y
+            others = [y * (k + 3.0) for k in range(later)]
+            del y
+            same(z, (x + 1) * 2 + (x + 1))
+            for k, other in enumerate(others):
+                same(other, (x + 1) * (k + 3.0))
+    assert seen[0] == [True, later > 0, False, True]  # what is given, y, y * 2, z
+
+
+@pytest.mark.parametrize("given", [((2, 0),), ((-1, 0),)])
+def test_L13_a_step_takes_its_inputs_at_positions_that_it_has(given: tuple) -> None:
+    with pytest.raises(IndexError, match="expected a position below 2"):
+        Step(torch.sub, (1, 2), {}, given)
+    assert Step(torch.sub, (1, 2), {}, ((1, 0),))
+    assert Step(max, (0,) * 32) and Step(max, (0,) * 31, {"key": None})
+    with pytest.raises(ValueError, match="at most 32 arguments, got 33"):
+        Step(max, (0,) * 32, {"key": None})
 
 
 def test_L13_passes_of_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:

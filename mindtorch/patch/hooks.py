@@ -34,7 +34,7 @@ from ..devices.places import ESTIMATED, META, NPU, RECORDED, TORCHS, take, type_
 from ..engine.execute import across, tensors, values
 from ..engine.record import handlers, inside, predict
 from ..engine.record.arguments import to_options
-from ..engine.record.meta import as_meta, relocate
+from ..engine.record.meta import as_meta
 from ..engine.record.mixing import SPARSE
 from ..engine.tensor import classes
 from ..npu import creation as npu_creation
@@ -357,7 +357,10 @@ def _new_hook(name: str) -> Any:
                 args = (args,)
             return create(_hooks.original(factory), args, kwargs)
         if lazy and device is not None and not place.has_data:
-            return relocate(hook(original, self, *args, **{**kwargs, "device": None}), device)
+            with predict.quiet():  # made where it is to be: what is moved there would have memory here, too
+                like = torch.empty(0, dtype=self.dtype, device="meta")
+            there = _core.hold(like, place_of(device, anywhere=True), None, True)
+            return hook(original, there, *args, **{**kwargs, "device": None})
         if lazy and device is not None:
             return _below(original, torch.empty(0, dtype=self.dtype, device="cpu"), *args, **kwargs)
         if lazy and name == "new_tensor":

@@ -14,7 +14,9 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from mindtorch._ext import intercept
 from mindtorch.base.errors import UnsupportedOperationError
+from mindtorch.engine.execute import values
 from mindtorch.profile.cost import targets
 from mindtorch.profile.estimate.accelerator import Accelerator
 from mindtorch.profile.estimate.estimating import estimating
@@ -225,3 +227,65 @@ def test_C4_beams_are_searched_to_their_length() -> None:
         assert found.sequences.shape == (4, 9) and len(calls) == 10
     real = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).eval()
     assert real.generate(torch.ones(2, 5, dtype=torch.int64), max_new_tokens=6, num_beams=3).shape == (2, 11)
+
+
+def test_C4_what_is_taken_apart_each_time_makes_no_entry_for_it() -> None:
+    """A known value, a gradient, more inputs than a key tells of: what such calls come to may differ each time."""
+    interner = values.tape.interner
+    estimator = Estimator(target=targets.find("h100"))
+    with estimator:
+        known = torch.tensor([1, 2, 3], device="cuda")
+        leaf = torch.ones(3, device="cuda", requires_grad=True)
+        many = [torch.empty(3, device="cuda") for _ in range(15)]
+        for call, at_once in (
+            (lambda: known * 2, 0), (lambda: leaf * 2, 0), (lambda: torch.stack(many), 0),
+            (lambda: torch.stack(many[:14]), 5), (lambda: many[0] * 2, 5),
+        ):  # fmt: skip
+            call(), call()
+            before, whole = interner.counts(), intercept.counts()[0]
+            for _ in range(5):
+                call()
+            assert interner.counts() == before and intercept.counts()[0] == whole + at_once
+
+
+def test_C4_what_a_call_comes_to_is_known_by_mode() -> None:
+    modes: list[Callable[[], Any]] = [torch.enable_grad, torch.no_grad, torch.inference_mode]
+    with Estimator(target=targets.find("h100")):
+        x = torch.empty(3, device="cuda")
+        for mode in modes:
+            counted = [intercept.counts()[0]]
+            with mode():
+                for _ in range(3):
+                    x * 2
+                    counted.append(intercept.counts()[0])
+            assert [after - before for before, after in itertools.pairwise(counted)] == [0, 1, 1], mode
+
+
+NEW: dict[str, Callable[..., Any]] = {
+    "new_empty": lambda x, **on: x.new_empty((1024,), **on),
+    "new_zeros": lambda x, **on: x.new_zeros((1024,), **on),
+    "new_full": lambda x, **on: x.new_full((1024,), 2.0, **on),
+    "new_empty_strided": lambda x, **on: x.new_empty_strided((1024,), (1,), **on),
+    "new_tensor": lambda x, **on: x.new_tensor([1.0] * 1024, **on),
+    "zeros_like": lambda x, **on: torch.zeros_like(x, **on),
+    "rand_like": lambda x, **on: torch.rand_like(x, **on),
+}
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_C4_what_is_made_on_a_named_device_has_memory_there_and_once(name: str) -> None:
+    with Estimator(target=targets.find("h100")):
+        x = torch.ones(1024, device="cuda")
+        for on, nbytes in (
+            ({}, 4096),
+            ({"device": x.device}, 4096),
+            ({"device": "cuda"}, 4096),
+            ({"device": "cpu"}, 0),
+        ):
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            made = NEW[name](x, **on)
+            assert made.device.type == ("cuda" if nbytes else "cpu")
+            assert torch.cuda.memory_allocated() - before == nbytes, on
+            assert torch.cuda.max_memory_allocated() - before == nbytes, on
+            del made

@@ -22,14 +22,19 @@ CPU = place_of("cpu", anywhere=True)
 HELD, ENTERED = 0x200, ledger.ENTERED
 
 
+#: What the marks of the test that runs are about: a module's path, an optimizer's number.
+WHICH: list[tuple[str, int]] = []
+
+
 @pytest.fixture
 def told() -> Iterator[list[tuple[str, int]]]:
     """An open ledger; what it told of modules and phases, and when."""
     found: list[tuple[str, int]] = []
+    WHICH.clear()
     gc.collect()
     gc.disable()  # what goes with a cycle goes whenever it likes
     with estimating():
-        ledger.open(tape, lambda kind, at, which: found.append((kind, at)))
+        ledger.open(tape, lambda kind, at, which: (found.append((kind, at)), WHICH.append((kind, which))))
         try:
             yield found
         finally:
@@ -141,6 +146,9 @@ def test_C4_modules_and_phases_are_told_with_their_place_in_the_log(told) -> Non
     optimizer.step()
     kinds = [kind for kind, _ in told]
     assert kinds == ["enter", "exit", "backward", "backward end", "step begins", "step"]
+    (_, path), (_, left), (_, back), (_, end), (_, begins), (_, step) = WHICH
+    assert path == left == calls()[at][1] and context.module_path(path) == "Sequential"
+    assert (back, end) == (0, 0) and begins == step != 0
     whens = [when for _, when in told]
     assert whens == sorted(whens) and whens[0] == at and whens[1] == after - 1 and whens[2] == after + 1
     entered = [row for row in calls()[at:after] if row[3] & ENTERED]

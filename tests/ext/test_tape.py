@@ -297,3 +297,94 @@ def test_C4_only_tensors_without_data_have_memory_beside_them() -> None:
     with pytest.raises(ValueError, match="expected a tensor without data, got a lazy one"):
         lazy.keep(x._handle, torch.ones(2))  # type: ignore[attr-defined]
     assert x.tolist() == [1.0, 1.0]
+
+
+def records_until_a_sweep() -> int:
+    """How many are pending at most, where most are writes that nobody can see."""
+    most = main.n_pending
+    while True:
+        torch.zeros(1, device=LAZY).add_(1)
+        if main.n_pending < most:
+            return most
+        most = main.n_pending
+
+
+def test_S5_the_tape_is_swept_at_4096_records_and_at_twice_as_many_as_stay() -> None:
+    lazy.sweep()
+    assert main.n_pending == 0
+    assert records_until_a_sweep() == 4094  # one call more, and there are 4096 at its end
+    x = torch.ones(1, device=LAZY)
+    kept = [x + 1 for _ in range(2999)]
+    lazy.sweep()
+    assert len(kept) + 1 == main.n_pending == 3000
+    assert records_until_a_sweep() == 5998
+
+
+@pytest.mark.parametrize(("draws", "told"), [(2048, 0), (2049, 1)])
+def test_S5_more_than_2048_draws_that_wait_are_drawn_at_a_sweep(
+    draws: int, told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[int] = []
+    monkeypatch.setattr(main, "on_draws", lambda: called.append(main.n_pending))
+    x = torch.ones(1, device=LAZY)
+    lazy.sweep()
+    kept = [x + 1 for _ in range(4096 - draws - main.n_pending)]
+    for _ in range(draws):
+        assert called == []
+        torch.rand(1, device=LAZY)
+    assert called == [4096] * told and kept
+
+
+@pytest.mark.parametrize("change", ["t_", "unsqueeze_", "resize_"])
+def test_S5_a_tensor_that_parts_from_its_other_names_leaves_nothing(change: str) -> None:
+    gc.collect()
+    before = main.counters()["values"]
+    x = torch.ones(2, 3, device=LAZY)
+    same = x.detach()
+    getattr(x, change)(*{"t_": (), "unsqueeze_": (0,), "resize_": (1, 3)}[change])
+    assert same.shape == (2, 3) != x.shape
+    x.add_(1)
+    assert same[0].tolist() == [2.0] * 3
+    del x, same
+    gc.collect()
+    mindtorch.flush("test")
+    assert main.counters()["values"] == before
+
+
+CALLS = {
+    "several results": lambda x: torch.max(x, 1),
+    "a list of views": lambda x: x.split(1),
+    "views": lambda x: x.unbind(),
+    "two results": lambda x: torch.aminmax(x, dim=1),
+    "a write": lambda x: x.mul_(0.5),
+    "writes": lambda x: torch._foreach_mul_([x, x.clone()], 0.5),
+    **{f"{n} inputs": lambda x, n=n: torch.cat([x + 0.5] * n) for n in (3, 4, 8, 9)},
+    **{f"{n} floats": lambda x, n=n: torch._foreach_mul([x] * n, [0.5 + k / 8 for k in range(n)]) for n in (2, 4, 5)},
+    "a copy": lambda x: x.t().contiguous(),
+    "random numbers": lambda x: torch.rand_like(x),
+    "a draw into it": lambda x: x.clone().uniform_(),
+}
+
+
+@pytest.mark.parametrize("device", [LAZY, "meta:0"])
+@pytest.mark.parametrize("name", CALLS)
+def test_S5_no_call_leaves_a_value_behind(name: str, device: str) -> None:
+    """Whether it is read, forgotten before it has run, or part of it is; nor bytes, once the tables have grown."""
+    x = torch.ones(2, 3).to(device)
+    for _ in range(2):  # what is made once
+        made = CALLS[name](x)
+        del made
+    mindtorch.flush("test")
+    before = main.counters()
+    for keep in (True, False, True):
+        made = CALLS[name](x)
+        if isinstance(made, (tuple, list)) and keep:
+            made = made[-1]
+        if keep and device == LAZY and isinstance(made, torch.Tensor):
+            made.tolist()
+        del made
+    gc.collect()
+    mindtorch.flush("test")
+    after = main.counters()
+    assert (after["values"], after["pending"]) == (before["values"], before["pending"])
+    assert after["bytes_held"] <= before["bytes_held"] + 4096

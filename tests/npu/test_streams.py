@@ -84,9 +84,10 @@ def test_N2_bad_indices_are_named_with_the_count(npu):
                 use(index)
     with pytest.raises(RuntimeError, match=f"device index {count}: {count} NPU"), npu.device(count):
         pass
-    for use in (npu.get_runtime, npu.Stream, npu.mem_get_info):
-        with pytest.raises(RuntimeError, match=f"device index -2: {count} NPU"):
-            use(-2)
+    for use in (npu.get_runtime, npu.Stream, npu.mem_get_info, npu.current_stream):
+        for index in (-2, -3, -(2**31), -(2**70)):
+            with pytest.raises(RuntimeError, match=f"device index {index}: {count} NPU"):
+                use(index)
 
 
 @pytest.mark.parametrize("wrong", ["cpu", "cuda:0", torch.device("cpu"), mindtorch.device("meta:1"), 1.5, [0]])

@@ -160,9 +160,47 @@ def called(base: int = 5, random: int = -1) -> list[tuple]:
     return [UPLOAD, ("call", base, [DESCRIBED], RELU[0], (Reference(0),), {}, True, random)]
 
 
+def defined(*outputs: int | None, writes: tuple = (), random: int = -1, ndim: int = 1, n: int = 1) -> list[tuple]:
+    """A call that gives so many new tensors and its outputs are these of them, or inputs."""
+    predicted = ((torch.float32, ndim, False),) * n
+    return [("define", [(*RELU[:3], random, False, writes, True, outputs, predicted)])]
+
+
+def planned(ndim: int = 1, bits: int = 0, kept: int = 0) -> list[tuple]:
+    """A plan of one call, on one tensor."""
+    return [*defined(0), ("plan", [(0, True, 0)], [(torch.float32, ndim, False, bits)], [kept])]
+
+
+def after_a_call(*then: tuple) -> list[tuple]:
+    """Which may have resized storage 1."""
+    return [*called(), *then]
+
+
 @pytest.mark.parametrize(
     ("taken", "refused", "why"),
     [
+        (defined(0, random=-1), defined(0, random=-2), "index of a generator, got -2"),
+        (defined(0, random=127), defined(0, random=128), "index of a generator, got 128"),
+        (defined(0, writes=(0,)), defined(0, writes=(1,)), "a hole in 0..0, got 1"),
+        (defined(0, ndim=64), defined(0, ndim=65), "dimensions in 0..64, got 65"),
+        (defined(0, ndim=0), defined(0, ndim=-1), "dimensions in 0..64, got -1"),
+        (defined(0, None), defined(None), "results for 1 outputs"),
+        (defined(-1, n=0), defined(-2, n=0), "an output in 0..0, got 1"),
+        (defined(1, -1, 0, n=2), defined(1, -1, 2, n=2), "an output in 0..1, got 2"),
+        (defined(1, 0, n=2), defined(1, 1, n=2), "results for 2 outputs"),
+        (planned(ndim=64), planned(ndim=65), "dimensions in 0..64, got 65"),
+        (planned(bits=2), planned(bits=4), "bits in 0..3, got 4"),
+        ([("take", 1, (1 << 48) - 1, 5)], [("take", 1, 1 << 48, 5)], "bytes in 0"),
+        ([("take", 1, 0, 5)], [("take", 1, -1, 5)], "bytes in 0"),
+        ([UPLOAD, ("give", 1, 5)], [UPLOAD, ("give", 2, 5)], "number of a storage, got 2"),
+        ([UPLOAD, ("copy", 2, 1), ("write", 2, b"abcd")], [UPLOAD, ("copy", 2, 1), ("write", 2, b"abc")], "4 bytes"),
+        (after_a_call(("write", 1, bytes(5))), after_a_call(("fill", 1, 0, b"a")), "a part of the None bytes"),
+        (
+            after_a_call(("fetch", (1, torch.float32, (2,), ((1 << 48) - 2,), 0, 0))),
+            after_a_call(("fetch", (1, torch.float32, (2,), ((1 << 48) - 1,), 0, 0))),
+            "a tensor of fewer elements",
+        ),
+        (fetched(offset=3, sizes=(), strides=()), fetched(offset=4, sizes=(), strides=()), "within the 16 bytes"),
         ([("upload", (1 << 62) - 1, b"")], [("upload", 1 << 62, b"")], "number of a storage"),
         ([("upload", 1, b"")], [("upload", 0, b"")], "number of a storage, got 0"),
         ([("reserve", 1, (1 << 48) - 1)], [("reserve", 1, 1 << 48)], "bytes in 0"),
@@ -208,3 +246,15 @@ def test_R3_messages_are_taken_up_to_their_limits(taken: list[tuple], refused: l
     assert Checks().message(first + taken) == first + taken
     with pytest.raises(WireError, match=why):
         Checks().message(first + refused)
+
+
+def test_R3_nothing_is_done_before_a_hello() -> None:
+    checks = Checks()
+    for requests in ([UPLOAD], [UPLOAD, ("hello", None)]):
+        with pytest.raises(WireError, match=r"expected a hello first, got \[upload\]"):
+            checks.message(requests)
+    assert checks.message([("hello", None), UPLOAD]) and checks.message([]) == []
+    with pytest.raises(WireError, match="a hello first"):
+        checks.message([UPLOAD])  # whether the sides are alike, the worker says
+    checks.greeted = True
+    assert checks.message([UPLOAD]) == [UPLOAD]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import mindtorch
-from mindtorch.engine.remote import reads
+from mindtorch._ext.encoder import encode
+from mindtorch.engine.remote import client, reads
 from mindtorch.engine.remote.loopback import LoopbackExecutor
 from mindtorch.patch import default_device
 
@@ -395,3 +397,27 @@ def test_R1_tokens_without_a_stop_test_wait_for_no_worker(
 
     same_as_eager(program)
     assert messages == [1]
+
+
+@pytest.mark.parametrize("views", [0, 1, 2, 3])
+def test_R1_what_only_views_that_are_gone_were_on_is_not_kept_there(
+    views: int, loopback: LoopbackExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[int] = []
+
+    def noted(segment: Any) -> Any:
+        encoded = encode(segment)
+        kept.append(len(encoded.kept))
+        return encoded
+
+    monkeypatch.setattr(client, "encode", noted)
+    x = torch.arange(6.0).to(LAZY)
+    y = x + 1
+    for k in range(views):
+        y = y.view((2, 3) if k % 2 == 0 else (6,))
+    total = y.sum()
+    del y
+    assert total.item() == 21.0 and kept == [1]
+    y = x + 1
+    part, total = y.view(2, 3)[0], y.sum()
+    assert total.item() == 21.0 and kept[1] == 2 and part.tolist() == [1.0, 2.0, 3.0]

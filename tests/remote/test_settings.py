@@ -186,3 +186,24 @@ def test_L7_setters_arguments_may_have_names() -> None:
     assert setting.changes((), {"mode": False}) is False and setting.changes((), {"mode": True}) is True
     (threads,) = [each for each in TABLE if each.setter == "set_num_threads"]
     assert threads.changes((), {"nthreads": torch.get_num_threads()}) is True, "nobody looks at their names"
+
+
+@pytest.mark.parametrize(("setter", "on", "off", "tells"), [
+    ("_set_default_dtype", torch.float64, torch.float32, True),
+    ("_set_deterministic_algorithms", True, False, True),
+    ("_set_check_sparse_tensor_invariants", True, False, True),
+    ("_set_mkldnn_enabled", False, True, True),
+    ("_set_nnpack_enabled", False, True, True),
+    ("_set_mkldnn_deterministic", True, False, False),
+    ("_set_deterministic_fill_uninitialized_memory", False, True, False),
+    ("set_num_threads", torch.get_num_threads() + 1, torch.get_num_threads(), False),
+])  # fmt: skip
+def test_L7_calls_are_predicted_anew_under_settings_that_tell_of_results(
+    setter: str, on: object, off: object, tells: bool
+) -> None:
+    x = torch.ones(3, device="remote_accelerator:0")
+    made = [(x * 2)._handle.sig]  # type: ignore[attr-defined]
+    for value in (on, off):
+        getattr(torch._C, setter)(value)
+        made.append((x * 2)._handle.sig)  # type: ignore[attr-defined]
+    assert made[2] == made[0] and (made[1] != made[0]) is tells

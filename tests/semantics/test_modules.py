@@ -2,13 +2,15 @@
 
 import gc
 import threading
+from collections import OrderedDict
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mindtorch._ext import context
-from mindtorch.engine.semantics import owners
+from mindtorch.engine.semantics import modules, owners
 
 
 class Block(torch.nn.Module):
@@ -261,6 +263,7 @@ def test_L12_install_is_counted_and_restores_torch(after_torch):
     # In a process of its own: here an earlier test may have made a lazy tensor, which keeps the tracking installed.
     program = """
 import torch
+from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks as hooks
 from mindtorch.engine import semantics
 
@@ -328,3 +331,45 @@ def test_C4_what_a_module_holds_in_torchs_order():
     ]
     assert owners.first_parameter(model) is next(model.parameters())
     assert owners.first_parameter(torch.nn.ReLU()) is None
+
+
+def test_L12_a_module_that_is_called_again_is_found_near_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = nn.Linear(2, 2)
+    middle = nn.Sequential(OrderedDict(b=inner))
+    root = nn.Sequential(OrderedDict(a=middle, c=nn.Sequential(OrderedDict(b=inner, d=nn.ReLU()))))
+    top, other = (context.intern_path(0, name, name) for name in ("Recomputed", "RecomputedToo"))
+    at_a, at_c = (context.intern_path(top, name, "Sequential") for name in "ac")
+    at_b, at_cb = (context.intern_path(parent, "b", "Linear") for parent in (at_a, at_c))
+    gone = context.intern_path(context.intern_path(top, "gone", "Sequential"), "b", "Linear")
+    monkeypatch.setattr(modules, "roots", lambda: [(nn.ReLU(), other), (root, top)])
+    find = modules.recomputed_path
+    assert [find(inner, near) for near in (at_b, at_cb, at_a, at_c, top, gone)] == [
+        at_b, at_cb, at_b, at_cb, at_b, at_b,
+    ]  # fmt: skip
+    assert [find(middle, near) for near in (at_b, at_cb, at_a, top, gone)] == [at_a] * 5
+    assert [find(root, near) for near in (at_b, at_cb, top)] == [top] * 3
+    assert context.path_name(find(root.c.d, at_a)) == "d" and context.path_parent(find(root.c.d, at_a)) == at_c
+    assert find(nn.Linear(2, 2), at_b) == 0 and find(inner, other) == 0
+
+
+def test_L12_a_gradient_is_not_read_while_another_thread_may_write_it(tracked):
+    leaf = torch.ones(2, requires_grad=True)
+    leaf.grad = torch.ones(2)
+    inside, go = threading.Event(), threading.Event()
+    asked = []
+
+    def hook(gradient):
+        asked.append(context.gradient(leaf))  # of the thread's own pass, the only one
+        inside.set()
+        go.wait(30)
+        return gradient
+
+    made = torch.ones(2, requires_grad=True) * 2
+    made.register_hook(hook)
+    other = threading.Thread(target=made.sum().backward)
+    other.start()
+    assert inside.wait(30)
+    assert context.gradient(leaf) is None
+    go.set()
+    other.join()
+    assert context.gradient(leaf) is leaf.grad and asked == [leaf.grad] and context.gradient(made) is None

@@ -338,8 +338,6 @@ def _one_hot(args: tuple, kwargs: dict) -> Any:
             negative = index.min().item() < 0
             which = "non-negative" if negative else "smaller than num_classes"
             raise RuntimeError(f"Class values must be {which}.")
-        if not index.numel():
-            return NotImplemented
         if classes == -1:
             least, greatest = index.aminmax() if torch_facts.one_hot_asks_once() else (index.min(), None)
             if least.item() < 0:

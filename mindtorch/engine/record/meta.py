@@ -253,9 +253,10 @@ class MetaTensor(RecordedTensor):
             like = torch.empty(0, dtype=self.dtype, device="meta").new(*args, **kwargs)  # refuses in torch's words
             sizes = first is None or isinstance(first, (int, torch.Size)) or "size" in kwargs
             data = None if sizes else torch.empty(0, dtype=self.dtype, device="cpu").new(*args, **kwargs)
-        if data is None:
-            return torch.empty(like.shape, dtype=self.dtype, device=device)
         place, estimate = place_of(device, anywhere=True), mode.now.estimate
+        if data is None:
+            make = self.new_empty if estimate is None else torch.empty  # which makes torch's own on meta
+            return make(like.shape, dtype=self.dtype, device=device)
         return as_meta(data, place) if estimate is None else estimate.adopt(data, place, computed=True)
 
     def storage(self) -> Any:
