@@ -204,9 +204,9 @@ class Folder:
                 if n > 1 and (n - 1) * period > (times - 1) * best:
                     best, times = period, n
                 j = later[j]
-            runs = [items[i + k * best : i + (k + 1) * best] for k in range(times)]
             if best == 1 and items[i].node is not None and not items[i].label:
                 times = _alike(items[i : i + times])
+            runs = [items[i + k * best : i + (k + 1) * best] for k in range(times)]
             if times < 2 or (times == 2 and any(a.exact != b.exact for a, b in zip(*runs))):
                 found.append(items[i])
                 i += 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 
 import pytest
 import torch
@@ -114,6 +116,19 @@ PROGRAMS = [transformer, training, branches, unequal, passed_on, ComputationGrap
 @pytest.fixture(scope="module", params=PROGRAMS, ids=lambda program: program.__name__)
 def graph(request: pytest.FixtureRequest) -> ComputationGraph:
     return request.param()
+
+
+@pytest.mark.parametrize("added", [(1, 1, 2), (1, 1, 1, 2), (1, 1, 1, 2, 3), (1, 1, 2, 2, 3, 3)], ids=str)
+def test_C6_of_ops_in_a_row_only_those_that_do_the_same_are_counted_together(added):
+    class Sums(nn.Module):
+        def forward(self, x):
+            return [x + number for number in added]
+
+    with capture() as graph:
+        Sums()(torch.ones(3, 4))
+    assert sorted(boxes(graph).nodes) == list(range(len(graph))), "each once"
+    said = re.findall(r"add\(%0, (\d)\)(?: ×(\d))?", graph.to_text())
+    assert {int(number): int(times or 1) for number, times in said} == Counter(added)
 
 
 @pytest.mark.parametrize("init", [False, True])
