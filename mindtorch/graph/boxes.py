@@ -7,6 +7,7 @@ one for all tensors that go the same way; what comes from outside of it, or goes
 
 from __future__ import annotations
 
+import logging
 import re
 import textwrap
 from collections import Counter
@@ -22,6 +23,8 @@ from .fold import Item, initialized
 from .graph import PHASES, ComputationGraph, Node
 from .parts import Output
 from .text import arguments, element_type, sizes, title
+
+log = logging.getLogger(__name__)
 
 IN, OUT = -1, -2  # in place of a box's number: all that is around
 MOST_CHILDREN = 120  # more are boxes of so many each
@@ -173,8 +176,11 @@ class _Boxes:
         if self.graph.patterns is not None:
             found = [each for each in self.graph.patterns if not each.refused]
         else:
+            failed: dict[str, Exception] = {}
             with torch.no_grad(), torch._C.DisableTorchFunction():
-                found = [each for each in find_patterns(self.graph) if not each.refused]
+                found = [each for each in find_patterns(self.graph, failed=failed) if not each.refused]
+            for name, error in failed.items():  # the picture shows all else
+                log.warning("the pattern %s was not looked for: %s: %s", name, type(error).__name__, error)
         alike: dict[tuple[str, frozenset[int]], list[Instance]] = {}
         for each in found:
             there = self.root.shown.intersection(self.drawing.shown(node)[0] for node in each.nodes)

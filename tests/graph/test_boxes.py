@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from mindtorch.base.errors import UsageError
 from mindtorch.graph import ComputationGraph, capture
 from mindtorch.graph.boxes import IN, MOST_CHILDREN, OUT, Box, inside
+from mindtorch.graph.patterns.attention import Attention as Attention_
 from mindtorch.graph.picture import boxes, shown
 
 
@@ -199,6 +200,19 @@ def listed() -> ComputationGraph:
     with capture() as graph, torch.no_grad():
         model(torch.randn(5, 16))
     return graph
+
+
+def test_C6_a_pattern_that_fails_is_not_named_and_all_else_is_drawn(monkeypatch, caplog):
+    def find(flow):
+        raise KeyError("of its own")
+
+    monkeypatch.setattr(Attention_, "find", lambda self, flow: find(flow))
+    with capture() as graph:
+        Block()(torch.ones(2, 5, 16))
+    root = boxes(graph)
+    assert sorted(root.nodes) == list(range(len(graph)))
+    assert "feed-forward" in root.name and "attention" not in root.name
+    assert caplog.messages == ["the pattern attention was not looked for: KeyError: 'of its own'"]
 
 
 def test_C6_a_sequential_that_a_pattern_covers_keeps_its_name():
