@@ -148,7 +148,7 @@ class Profile(Report, Profiler):
     def _made(self) -> dict[str, Any]:  # type: ignore[override]
         """The report; it does not change any more. Raises RuntimeError before the end of the block."""
         if not self._ended:
-            raise RuntimeError("[profile] expected the block to have ended, got a profile that is still recording")
+            raise RuntimeError("[profile] expected the block to have ended, got a profile whose block has not")
         return self.report()
 
     # ---- as a whole

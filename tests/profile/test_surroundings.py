@@ -276,13 +276,15 @@ def test_C2_a_cell_is_profiled_in_ipython() -> None:
 
 def test_C2_a_notebook_shows_the_page() -> None:
     cells = ["%load_ext mindtorch\nimport torch, mindtorch", f"%%genie -o p\n{CELL}", "p.macs",
-             "mindtorch.profile(torch.nn.Linear(4, 2), torch.ones(3, 4))"]  # fmt: skip
+             "mindtorch.profile(torch.nn.Linear(4, 2), torch.ones(3, 4))", 'print(p, p.show(by="op"))']  # fmt: skip
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     nbclient.NotebookClient(book, timeout=120, kernel_name="python3").execute()
     shown = [[each.get("data", {}) for each in cell["outputs"] if "data" in each] for cell in book["cells"]]
     assert shown[2][0]["text/plain"] == str(3 * 16**3)
     for data in (shown[1][0], shown[3][0]):
         assert data["text/html"].startswith("<iframe srcdoc=") and "genie profile" in data["text/html"]
+    (printed,) = book["cells"][4]["outputs"]  # as text, in one piece
+    assert printed["name"] == "stdout" and printed["text"].count("\nOps  by self time") == 2
 
 
 # ---- other libraries' loops
