@@ -12,6 +12,7 @@ from torch import nn
 from mindtorch.graph import ComputationGraph, capture
 from mindtorch.graph.dot import Drawing
 from mindtorch.graph.fold import fold
+from mindtorch.graph.picture import boxes
 from mindtorch.graph.text import _name
 
 
@@ -80,4 +81,32 @@ def test_C6_an_iteration_that_differs_is_shown() -> None:
 def test_C6_one_step_is_no_loop() -> None:
     graph = trained(1)
     assert headings(graph) == ["other", "forward", "backward", "optimizer", "other"]
+    sound(graph)
+
+
+class Cached(nn.Module):
+    """Keys of all tokens so far, one call after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(20, 8), nn.Linear(8, 20)
+
+    def forward(self, ids: torch.Tensor, past: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        keys = x = self.table(ids)
+        if past is not None:
+            keys = torch.cat([past, keys], 1)
+        return self.head((x @ keys.mT).softmax(-1) @ keys), keys
+
+
+@pytest.mark.parametrize("steps", [3, 9])
+def test_C6_steps_of_decode_are_shown_once_though_their_cache_grows(steps: int) -> None:
+    net, ids, cache = Cached(), torch.ones(2, 5, dtype=torch.int64), None
+    with capture() as graph, torch.no_grad():
+        for _ in range(steps + 2):
+            logits, cache = net(ids, cache)
+            ids = logits[:, -1:].argmax(-1)
+    text = graph.to_text(120)
+    assert headings(graph)[-3:] == ["prefill", "iterations", "other"] and f"\n{steps + 1} × these " in text
+    assert text.count("─ decode") == 1 == text.count(" cat(") and text.count("sizes differ") >= 2
+    assert sorted(boxes(graph).nodes) == list(range(len(graph)))
     sound(graph)
