@@ -48,6 +48,7 @@ class Canvas:
             file=self._file,
             width=width,
             force_terminal=color,
+            force_jupyter=False,  # in a notebook too, what is shown is the text that we return
             no_color=not color,
             color_system="standard" if color else None,
             highlight=False,

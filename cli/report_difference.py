@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mindtorch.profile.report.conditions import where
+from mindtorch.profile.report.conditions import alike, where
 from mindtorch.profile.report.repeated_rows import folded, total
 
 from .render import Canvas, Column, Text, clean
@@ -195,7 +195,7 @@ def _times(rows: Sequence[Any]) -> str:
 def _renamed(difference: Mapping[str, Any]) -> list[str]:
     found: dict[tuple[str, ...], list[Mapping[str, str]]] = {}
     for row in difference["renamed"]:
-        found.setdefault(tuple(re.sub(r"\d+", "0", row[when]) for when in ("before", "after")), []).append(row)
+        found.setdefault(tuple(alike(row[when]) for when in ("before", "after")), []).append(row)
     return [f"{rows[0]['before']} is now {rows[0]['after']}{_times(rows)}" for rows in found.values()]
 
 

@@ -135,8 +135,11 @@ class Profile(Report, Profiler):
                     f"[profile] expected options of {', '.join(_OPTIONS)}, got {name!r}; to pass the model a "
                     f"keyword argument, profile a function: mindtorch.profile(lambda: model(x, {name}=...))"
                 )
-        if isinstance(options.get("target"), str):
-            options["target"] = targets.find(options["target"])
+        target = options.get("target")
+        if isinstance(target, str):
+            options["target"] = targets.find(target)
+        elif target is not None and not isinstance(target, targets.Target):
+            raise TypeError(f"[profile] expected the name of a target, such as 'h100', got {target!r}")
         Profiler.__init__(self, whole=whole, **options)
 
     report = Profiler.report  # type: ignore[assignment]
@@ -151,7 +154,7 @@ class Profile(Report, Profiler):
     def _made(self) -> dict[str, Any]:  # type: ignore[override]
         """The report; it does not change any more. Raises RuntimeError before the end of the block."""
         if not self._ended:
-            raise RuntimeError("[profile] expected the block to have ended, got a profile that is still recording")
+            raise RuntimeError("[profile] expected the block to have ended, got a profile whose block has not")
         return self.report()
 
     # ---- as a whole

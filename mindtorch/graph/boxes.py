@@ -7,12 +7,13 @@ one for all tensors that go the same way; what comes from outside of it, or goes
 
 from __future__ import annotations
 
+import logging
 import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -22,6 +23,10 @@ from .fold import Item, initialized
 from .graph import PHASES, ComputationGraph, Node
 from .parts import Output
 from .text import arguments, element_type, sizes, title
+
+log = logging.getLogger(__name__)
+Part = TypeVar("Part")
+Found = TypeVar("Found")
 
 IN, OUT = -1, -2  # in place of a box's number: all that is around
 MOST_CHILDREN = 120  # more are boxes of so many each
@@ -173,19 +178,25 @@ class _Boxes:
         if self.graph.patterns is not None:
             found = [each for each in self.graph.patterns if not each.refused]
         else:
+            failed: dict[str, Exception] = {}
             with torch.no_grad(), torch._C.DisableTorchFunction():
-                found = [each for each in find_patterns(self.graph) if not each.refused]
+                found = [each for each in find_patterns(self.graph, failed=failed) if not each.refused]
+            for name, error in failed.items():  # the picture shows all else
+                log.warning("the pattern %s was not looked for: %s: %s", name, type(error).__name__, error)
         alike: dict[tuple[str, frozenset[int]], list[Instance]] = {}
         for each in found:
             there = self.root.shown.intersection(self.drawing.shown(node)[0] for node in each.nodes)
             alike.setdefault((each.pattern, frozenset(there)), []).append(each)
+        alike = _joined(alike)
         modules = [self.graph.nodes[each.anchor].module for each in found]
         known = [all(isinstance(name, str) for name in each.place) for each in found]  # by its weights' names
         sure = {(each.pattern, module) for each, module, by_name in zip(found, modules, known) if by_name}
-        places = Counter(pattern for pattern, _ in {
-            (each.pattern, each.place) for each, module, by_name in zip(found, modules, known)
+        placed: dict[tuple[str, frozenset[Any]], list[Instance]] = {
+            (each.pattern, frozenset(each.place if by_name else [each.place])): []
+            for each, module, by_name in zip(found, modules, known)
             if by_name or (each.pattern, module) not in sure
-        })  # fmt: skip
+        }
+        places = Counter(pattern for pattern, _ in _joined(placed))
         self.root.name = "; ".join(f"{name} {n} ×" for name, n in places.most_common())
         part_of = {node: key for key in alike for node in key[1]}
         for key, instances in alike.items():
@@ -333,6 +344,24 @@ def _split(box: Box) -> None:
         for part in range(parts):
             these = Box(f"part {part + 1} of {parts}", kind="these")
             box.gather(part, part + min(size, total - part * size), these)
+
+
+def _joined(found: dict[tuple[str, frozenset[Part]], list[Found]]) -> dict[tuple[str, frozenset[Part]], list[Found]]:
+    """With those whose parts are all parts of a larger one of that name as that: of a step of decode, say, a projection
+    is part of its attention if no later step reads the cache."""
+    larger: dict[tuple[str, Part], tuple[str, frozenset[Part]]] = {}
+    for key in sorted(found, key=lambda key: -len(key[1])):
+        name, parts = key
+        whole = next((larger[name, part] for part in parts if (name, part) in larger), key)
+        if not parts <= whole[1]:
+            whole = key
+        for part in parts:
+            larger.setdefault((name, part), whole)
+    joined: dict[tuple[str, frozenset[Part]], list[Found]] = {}
+    for key, each in found.items():
+        whole = next((larger[key[0], part] for part in key[1]), key)
+        joined.setdefault(whole if key[1] <= whole[1] else key, []).extend(each)
+    return joined
 
 
 # ---- words -----------------------------------------------------------------------------------------------------------

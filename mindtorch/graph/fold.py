@@ -2,9 +2,9 @@
 iterations included.
 
 Two stretches are the same if they have the same ops with the same results in modules of the same names, layer numbers
-aside. Of single ops in a row, only those are that do the same: to the same tensors, or each to what the one before it
-gave. A stretch that repeats is an item with the first repetition's nodes; of the others, each node's `Twin` says which
-of those it is like.
+aside. Steps of decode are, whatever their sizes: a cache grows from one to the next. Of single ops in a row, only those
+are that do the same: to the same tensors, or each to what the one before it gave. A stretch that repeats is an item
+with the first repetition's nodes; of the others, each node's `Twin` says which of those it is like.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ..base.words import counted
 from .graph import CLOSED, SOURCES, ComputationGraph, Node
 
 MAX_PERIOD = 64  # longest stretch of lines looked at for a repetition
+_DECODE = "decode"
 _BETWEEN = "other"  # the phase of what is none of a model's: preparing data, reading results
 _INDEX = re.compile(r"(.*?)(\d+)\Z", re.DOTALL)
 
@@ -37,14 +38,15 @@ Folded = dict[int, Twin]
 class Item:
     """A line: an op or input (``node``), a module, a closed one (both), or a stretch that repeats."""
 
-    __slots__ = ("children", "cls", "exact", "ids", "label", "node", "repeated", "shape", "varies", "words")
+    __slots__ = ("children", "cls", "exact", "ids", "label", "loose", "node", "repeated", "shape", "varies", "words")
 
     def __init__(self, label: str = "", cls: str = "", node: Node | None = None) -> None:
         self.label, self.cls, self.node = label, cls, node
         self.children: list[Item] = []
         self.repeated = 1
         self.words: list[str] = []  # what to call each repetition
-        self.shape = self.exact = 0  # equal for stretches that are the same, and are so to the last size
+        # equal for stretches that are the same, are so to the last size, or are so but for sizes
+        self.shape = self.exact = self.loose = 0
         self.varies = False  # stands for results of other sizes, too
         # of all nodes here, those in repetitions that are not shown included: in equal stretches, in the same order
         self.ids: list[int] = [] if node is None else [node.id]
@@ -169,6 +171,7 @@ class Folder:
                 node = item.node
                 known = (node.op, node.outputs, _without_number(item.label), item.label and repr(node.kwargs))
                 item.exact = item.shape = self._number(known)
+                item.loose = self._number((node.op, len(node.outputs), *known[2:]))
                 if not item.label and _is_upkeep(node):
                     item.shape = self._number(node.op)
                 continue
@@ -176,13 +179,16 @@ class Folder:
             item.children = self.repeats(item.children)
             label = _without_number(item.label)
             item.exact = item.shape = self._number((label, tuple((c.exact, c.repeated) for c in item.children)))
+            item.loose = self._number(("sizes aside", label, tuple((c.loose, c.repeated) for c in item.children)))
 
     def _number(self, key: Any) -> int:
         return self.shapes.setdefault(key, len(self.shapes))
 
-    def repeats(self, items: list[Item], sign: str = "#") -> list[Item]:
-        """The same with each stretch that comes several times in a row as one item; sign: before its number."""
-        keys = [(item.shape, item.repeated) for item in items]
+    def repeats(self, items: list[Item], sign: str = "#", of: str = "") -> list[Item]:
+        """The same with each stretch that comes several times in a row as one item; sign: before its number. of: only
+        stretches with this phase, whatever their sizes.
+        """
+        keys = [(item.loose if of else item.shape, item.repeated) for item in items]
         later = [0] * len(items)  # where the same line comes next
         seen: dict[Any, int] = {}
         for i in range(len(items) - 1, -1, -1):
@@ -204,9 +210,11 @@ class Folder:
                 if n > 1 and (n - 1) * period > (times - 1) * best:
                     best, times = period, n
                 j = later[j]
-            runs = [items[i + k * best : i + (k + 1) * best] for k in range(times)]
             if best == 1 and items[i].node is not None and not items[i].label:
                 times = _alike(items[i : i + times])
+            runs = [items[i + k * best : i + (k + 1) * best] for k in range(times)]
+            if of and not any(item.label == of for item in runs[0]):
+                times = 1
             if times < 2 or (times == 2 and any(a.exact != b.exact for a, b in zip(*runs))):
                 found.append(items[i])
                 i += 1
@@ -230,15 +238,25 @@ class Folder:
             for shown, node in zip(ids, there, strict=True):
                 self.folded[node] = Twin(shown, joined, number, word)
         for place, item in enumerate(first):
-            item.varies = any(run[place].exact != item.exact for run in runs)
+            _say_what_varies(item, [run[place] for run in runs])
         if len(first) > 1:
             joined.children = first
             joined.exact = self._number(("these", tuple((item.exact, item.repeated) for item in first)))
+            joined.loose = self._number(("these, sizes aside", tuple((item.loose, item.repeated) for item in first)))
         elif joined.label and joined.label != last[0].label:
             joined.label = f"{joined.label} … {last[0].label}"
         joined.repeated = len(runs)
         joined.ids = joined_ids
         return joined
+
+
+def _say_what_varies(first: Item, all_of_it: list[Item]) -> None:
+    """Of what stands for all of these, and of what is in it."""
+    todo = [(first, all_of_it)]
+    for item, alike in todo:  # grows while it is read
+        if any(each.exact != item.exact for each in alike):
+            item.varies = True
+            todo += [(child, [each.children[i] for each in alike]) for i, child in enumerate(item.children)]
 
 
 def _alike(items: list[Item]) -> int:
@@ -289,7 +307,7 @@ def fold(graph: ComputationGraph, without: Set[int] = frozenset()) -> tuple[list
             items.append(root)
             phases.add(root)
     sections: list[tuple[str, Item]] = []
-    for item in folder.repeats(items, "@"):
+    for item in folder.repeats(folder.repeats(items, "@"), "@", _DECODE):
         if item in phases:
             sections.append((item.label, item))
             continue

@@ -62,7 +62,8 @@ def _rows(
             width[rows[node]] -= 1
             width[best] += 1
             rows[node] = best
-    return rows
+    left = {row: place for place, row in enumerate(sorted(set(rows.values())))}  # some may be empty now
+    return {node: left[row] for node, row in rows.items()}
 
 
 def _columns(

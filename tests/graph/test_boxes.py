@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torch.nn import functional as F
 from mindtorch.base.errors import UsageError
 from mindtorch.graph import ComputationGraph, capture
 from mindtorch.graph.boxes import IN, MOST_CHILDREN, OUT, Box, inside
+from mindtorch.graph.patterns.attention import Attention as Attention_
 from mindtorch.graph.picture import boxes, shown
 
 
@@ -116,6 +119,19 @@ def graph(request: pytest.FixtureRequest) -> ComputationGraph:
     return request.param()
 
 
+@pytest.mark.parametrize("added", [(1, 1, 2), (1, 1, 1, 2), (1, 1, 1, 2, 3), (1, 1, 2, 2, 3, 3)], ids=str)
+def test_C6_of_ops_in_a_row_only_those_that_do_the_same_are_counted_together(added):
+    class Sums(nn.Module):
+        def forward(self, x):
+            return [x + number for number in added]
+
+    with capture() as graph:
+        Sums()(torch.ones(3, 4))
+    assert sorted(boxes(graph).nodes) == list(range(len(graph))), "each once"
+    said = re.findall(r"add\(%0, (\d)\)(?: ×(\d))?", graph.to_text())
+    assert {int(number): int(times or 1) for number, times in said} == Counter(added)
+
+
 @pytest.mark.parametrize("init", [False, True])
 def test_C6_every_node_is_in_one_box_and_counts_sum_to_the_graphs(graph, init):
     root = boxes(graph, init=init)
@@ -184,6 +200,19 @@ def listed() -> ComputationGraph:
     with capture() as graph, torch.no_grad():
         model(torch.randn(5, 16))
     return graph
+
+
+def test_C6_a_pattern_that_fails_is_not_named_and_all_else_is_drawn(monkeypatch, caplog):
+    def find(flow):
+        raise KeyError("of its own")
+
+    monkeypatch.setattr(Attention_, "find", lambda self, flow: find(flow))
+    with capture() as graph:
+        Block()(torch.ones(2, 5, 16))
+    root = boxes(graph)
+    assert sorted(root.nodes) == list(range(len(graph)))
+    assert "feed-forward" in root.name and "attention" not in root.name
+    assert caplog.messages == ["the pattern attention was not looked for: KeyError: 'of its own'"]
 
 
 def test_C6_a_sequential_that_a_pattern_covers_keeps_its_name():

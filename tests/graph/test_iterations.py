@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from mindtorch.graph import ComputationGraph, capture
+from mindtorch.graph.boxes import inside
 from mindtorch.graph.dot import Drawing
 from mindtorch.graph.fold import fold
+from mindtorch.graph.picture import boxes
 from mindtorch.graph.text import _name
 
 
@@ -81,3 +84,56 @@ def test_C6_one_step_is_no_loop() -> None:
     graph = trained(1)
     assert headings(graph) == ["other", "forward", "backward", "optimizer", "other"]
     sound(graph)
+
+
+class Cached(nn.Module):
+    """Keys of all tokens so far, one call after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(20, 8), nn.Linear(8, 20)
+
+    def forward(self, ids: torch.Tensor, past: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        keys = x = self.table(ids)
+        if past is not None:
+            keys = torch.cat([past, keys], 1)
+        return self.head((x @ keys.mT).softmax(-1) @ keys), keys
+
+
+@pytest.mark.parametrize("steps", [3, 9])
+def test_C6_steps_of_decode_are_shown_once_though_their_cache_grows(steps: int) -> None:
+    net, ids, cache = Cached(), torch.ones(2, 5, dtype=torch.int64), None
+    with capture() as graph, torch.no_grad():
+        for _ in range(steps + 2):
+            logits, cache = net(ids, cache)
+            ids = logits[:, -1:].argmax(-1)
+    text = graph.to_text(120)
+    assert headings(graph)[-3:] == ["prefill", "iterations", "other"] and f"\n{steps + 1} × these " in text
+    assert text.count("─ decode") == 1 == text.count(" cat(") and text.count("sizes differ") >= 2
+    assert sorted(boxes(graph).nodes) == list(range(len(graph)))
+    sound(graph)
+
+
+def test_C6_an_attention_is_one_though_only_the_last_step_shows_all_of_it() -> None:
+    """Later steps read the cache of all others, whose projection is then no attention's alone."""
+
+    class Net(Cached):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+        def forward(self, ids: torch.Tensor, past: torch.Tensor | None = None) -> Any:
+            q, k, v = self.qkv(self.table(ids)).view(2, -1, 3, 2, 4).permute(2, 0, 3, 1, 4)
+            if past is not None:
+                k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
+            y = nn.functional.scaled_dot_product_attention(q, k, v)
+            return self.head(self.out(y.transpose(1, 2).reshape(2, -1, 8))), (k, v)
+
+    net, ids, cache = Net(), torch.ones(2, 5, dtype=torch.int64), None
+    with capture() as graph, torch.no_grad():
+        for _ in range(10):
+            logits, cache = net(ids, cache)
+            ids = logits[:, -1:].argmax(-1)
+    root = boxes(graph)
+    assert "attention 1 ×" in root.name
+    assert [box.pattern.times for box in inside(root) if box.pattern and box.pattern.name == "attention"] == [1, 1, 8]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -34,6 +35,17 @@ def test_C6_layout_of_any_graph_has_a_cell_for_each_box_and_a_free_way_for_each_
     check(grid, nodes, edges)
     assert grid.rows[0] == 0 and all(grid.rows[n + 1] > grid.rows[node] for node in nodes[:-1])
     assert all(list(grid.rows.values()).count(row) <= WIDEST for row in grid.rows.values())
+
+
+@pytest.mark.parametrize("sources", [7, 12, 13, 40])
+def test_C6_layout_of_many_that_read_nothing_leaves_no_row_empty(sources: int) -> None:
+    """More than fit into a row; each then goes down to where it is read, and an edge passes where some of them were."""
+    chain = list(range(sources, 2 * sources))
+    edges = [*pairwise(chain), *zip(range(sources), chain), (0, chain[-1])]
+    for ends in ((), (0,)):
+        grid = layered(range(2 * sources), edges, ends)
+        check(grid, list(range(2 * sources)), edges)
+        assert sorted(set(grid.rows.values())) == list(range(max(grid.rows.values()) + 1))
 
 
 def test_C6_layout_of_a_chain_with_a_bypass_is_straight() -> None:

@@ -165,3 +165,49 @@ def test_L13_an_embedding_is_proven() -> None:
         table(torch.tensor([[0, 4, 1]]))
     (instance,) = find_patterns(graph)
     assert (instance.pattern, instance.verified, instance.place) == ("embedding", True, ("Embedding.weight",))
+
+
+class Placed(nn.Module):
+    """Its table of sines and the first values of its weights are written in parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 8, padding_idx=0)
+        at = torch.arange(20.0)[:, None] * torch.exp(-torch.arange(0, 8, 2.0))
+        places = torch.zeros(20, 8)
+        places[:, 0::2], places[:, 1::2] = at.sin(), at.cos()
+        self.register_buffer("places", places)
+        self.norm, self.conv = nn.LayerNorm(8), nn.Conv1d(8, 8, 3)
+        self.lstm = nn.LSTM(8, 16, batch_first=True)
+        with torch.no_grad():
+            self.norm.weight[0] = self.conv.bias[0] = self.conv.weight[0, 0, 0] = 2.0
+            for name, weight in self.lstm.named_parameters():
+                weight[16:32].fill_(1.0) if "bias" in name else nn.init.orthogonal_(weight[:16])
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.table(ids) + self.places[: ids.shape[1]])
+        return self.lstm(self.conv(x.mT).mT)[0]
+
+
+def test_L13_blocks_whose_weights_were_first_written_in_parts_are_proven() -> None:
+    with capture() as graph, torch.no_grad():
+        Placed()(torch.ones(3, 5, dtype=torch.int64))
+    found = {each.pattern: each for each in find_patterns(graph)}
+    wanted = {"embedding", "normalization", "convolution", "recurrent cell"}
+    assert wanted <= found.keys() and all(found[name].verified and not found[name].refused for name in wanted)
+    assert found["embedding"].place == ("Placed.table.weight",)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(nn.Conv1d(4, 4, 3), "convolution"), (nn.LayerNorm(8), "normalization"), (nn.MSELoss(), "loss")],
+    ids=str,
+)
+def test_L13_blocks_whose_input_was_written_in_parts_are_proven(module: nn.Module, name: str) -> None:
+    x = torch.randn(3, 4, 8)
+    with capture() as graph, torch.no_grad():
+        y = x + 1
+        y[:, 0] = 1.0
+        module(y, x) if name == "loss" else module(y)
+    (found,) = (each for each in find_patterns(graph) if each.pattern == name)
+    assert found.verified and not found.refused

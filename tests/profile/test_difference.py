@@ -440,6 +440,7 @@ def test_C5_a_condition_that_is_none_is_refused(text: str) -> None:
         ("flops>+0%", 0, 0, False),
         ("FLOPs > +10", 1000, 1010, False),
         ("flops>+1e1", 1000, 1011, True),
+        ("flops>+1e-1%", 1000, 1002, True),
         ("parameters>+0.5%", 1000, 1006, True),
         ("time>+1%", 0.1, 0.1 * 1.01, False),  # as far as a float says
     ],

@@ -61,6 +61,21 @@ def test_C5_a_class_with_another_name_is_said_where_nothing_else_differs(run: Ru
     assert all(row["figures"] for row in shown["modules"]["rows"])
 
 
+def test_C5_modules_whose_names_only_end_in_numbers_are_no_repeated_layers(run: Run) -> None:
+    before = edited(
+        ("self.up = nn.Linear(d, wide)", "self.w1, self.w3 = nn.Linear(d, wide), nn.Linear(d, wide)"),
+        ("y = self.up(y)", "y = self.w1(y) * self.w3(y)"),
+    )
+    after = before.replace("Block(16, 100)", "Block(16, 200)")
+    found = compared(run(before, "one"), run(after, "two"))
+    most = where("flops", found)
+    assert most is not None and most.times == 3  # of 3 blocks
+    shown = difference_page.contents(found)
+    names = {row["module"]: row["repeated"] for row in shown["modules"]["rows"]}
+    assert names["Net.blocks.0.w1"] == names["Net.blocks.0.w3"] == 3
+    assert all(row["repeated"] <= 3 for row in shown["rows"]["rows"])
+
+
 def test_C5_of_equal_layers_all_together_is_where_most_is(run: Run) -> None:
     found = compared(run(PROGRAM, "one"), run(edited(("Block(16, 100)", "Block(16, 200)")), "two"))
     most = where("flops", found)

@@ -78,11 +78,11 @@ def rows_of(report: Report, **wanted: Any) -> float:
 
 
 class Slow(Dataset[torch.Tensor]):
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+    def __init__(self, seconds: float, items: int = 6) -> None:
+        self.seconds, self.items = seconds, items
 
     def __len__(self) -> int:
-        return 6
+        return self.items
 
     def __getitem__(self, index: int) -> torch.Tensor:
         time.sleep(self.seconds)  # slow data
@@ -102,6 +102,16 @@ def test_C2_finding_data_wait() -> None:
     assert row["seconds"] == pytest.approx(rows_of(report, phase=lambda phase: phase == "data")) and row["share"] > 0.5
     assert row["seconds"] >= 6 * 0.3 * 0.9
     assert "data-wait" not in ids(measured(load, 0.0))
+
+
+def test_C2_finding_data_wait_of_short_waits_is_at_the_line_that_makes_batches() -> None:
+    """Half of such waits are seen there, the others at the line that asks the loader."""
+
+    def program() -> None:
+        for _ in DataLoader(Slow(0.0035, 120), batch_size=8):
+            nn.Identity()(torch.ones(1))
+
+    the(measured(program, whole=True), "data-wait", "slow data")
 
 
 def test_C2_finding_data_wait_says_what_more_there_is_where_workers_work() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections import Counter
 
 import pytest
@@ -101,6 +102,32 @@ def test_C2_flame_names_what_was_waited_for_as_the_table_of_ops_does(record, tmp
         ns = sum(ns for stack, ns in weights.items() if stack[-1] == "(waiting for child processes)")
         assert ns == round(waited * 1e9)
     assert sum(found["by line"].values()) == round(report["totals"]["time_s"] * 1e9)
+
+
+def test_C2_flame_says_what_a_loader_took_as_the_table_of_ops_does(record, tmp_path):
+    class Slow(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            time.sleep(0.05)
+            return torch.ones(8)
+
+    def program():
+        model = torch.nn.Linear(8, 8)
+        for batch in torch.utils.data.DataLoader(Slow(), batch_size=2):
+            model(batch)
+
+    report, profiler = record(program, lines=True)
+    write_flame(report, profiler.recording(), tmp_path / "f.json")
+    _, found = load(tmp_path / "f.json")
+    rows = {row["name"]: round(row["self_s"] * 1e9) for row in report["ops"] if row["name"][0] == "("}
+    assert rows["(waiting for a DataLoader)"] > 0.15e9
+    for weights in found.values():
+        between = Counter()
+        for stack, ns in weights.items():
+            between.update({stack[-1]: ns} if stack[-1] in rows else {})
+        assert between == rows
 
 
 def test_C2_flame_of_a_run_in_which_nothing_took_time_is_empty_and_says_so(trained, tmp_path, monkeypatch):

@@ -109,6 +109,23 @@ def test_C2_page_of_an_estimate_shows_its_memory_and_its_roofline(Net, tmp_path)
     assert "blocks.0-3 ×4 Block" in " ".join(texts(document, r'<table id="module-table">(.*?)</table>'))
 
 
+def test_C2_page_of_an_estimate_says_what_was_assumed_as_the_terminal_does(Net, tmp_path):
+    with Estimator(target=targets.find("h100")) as estimator:
+        loss = Net()(torch.zeros(2, 3, dtype=torch.long)).sum()
+        for weight in (0.5, 0.3):
+            (loss * weight).item()
+        bool(loss > 1)
+    report = estimator.report(command=["net.py"])
+    write_html(report, estimator.recording(), tmp_path / "p.html")
+    document, complaints = shown(tmp_path / "p.html", tmp_path)
+    assert complaints == []
+    (table,) = texts(document, r"<table[^>]*>(?:(?!</table>).)*Assumed values.*?</table>")
+    number, truth = report["assumed"]
+    first, last = (units.assumption(number[key]) for key in ("value", "last"))
+    assert first != last and len(first) < 8 and truth["value"] is False
+    assert f" {first} … {last} 2 " in table and table.endswith(" False 1"), table
+
+
 def test_C2_page_shows_names_as_they_are(record, tmp_path):
     evil = ["</script><b>", "<!-- <img src=x onerror=alert(1)>", "{{data}}", "a&amp;b"]
 

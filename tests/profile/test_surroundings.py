@@ -62,6 +62,7 @@ def test_C2_profile_of_a_model_is_of_its_calls_after_the_warm_up() -> None:
 @pytest.mark.parametrize(("args", "options", "words"), [
     ((3,), {}, "a model or a function first, got 3"), ((len, "a"), {"steps": 0}, "steps >= 1, got 1 and 0"),
     ((len, "a"), {"warmup": -1}, "warmup >= 0 and"), ((len, "a"), {"steps": "2"}, "whole numbers for warmup and steps"),
+    ((len, "a"), {"target": 3}, "the name of a target, such as 'h100', got 3"),
     ((len, "a"), {"b": 2}, "got 'b'; to pass the model a keyword argument, profile a function"),
 ])  # fmt: skip
 def test_C8_what_is_no_function_or_no_number_of_calls_is_refused(
@@ -105,6 +106,17 @@ def test_C2_profile_of_a_function_has_its_findings() -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(8)))
     found = mindtorch.profile(lambda x: model(x), torch.ones(4096, 256), warmup=0)
     assert [row["id"] for row in found.findings] == ["no-grad"] and "models ran with gradients" in str(found)
+
+
+@pytest.mark.parametrize("options", [{}, {"warmup": 0}, {"warmup": 2, "steps": 3}, {"target": "h100"}], ids=str)
+def test_C2_profile_of_a_function_has_the_peaks_of_its_phases_and_modules(options: dict[str, Any]) -> None:
+    model, x = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 8)), torch.ones(512, 64)
+    report = mindtorch.profile(lambda: model(x).sum().backward(), **options).report()
+    peaks = {row["name"]: row["peak_bytes"] for row in report["phases"]}
+    assert max(peaks.values()) == report["totals"]["peak_bytes"] and peaks["forward"] > 512 * 256 * 4
+    assert ("roofline" in report) is ("target" in options)
+    (row,) = (row for row in report["modules"] if row["path"] == "Sequential.1")
+    assert 512 * 256 * 4 < row["peak_bytes"] <= report["totals"]["peak_bytes"]
 
 
 # ---- page, tables, files
@@ -276,13 +288,15 @@ def test_C2_a_cell_is_profiled_in_ipython() -> None:
 
 def test_C2_a_notebook_shows_the_page() -> None:
     cells = ["%load_ext mindtorch\nimport torch, mindtorch", f"%%genie -o p\n{CELL}", "p.macs",
-             "mindtorch.profile(torch.nn.Linear(4, 2), torch.ones(3, 4))"]  # fmt: skip
+             "mindtorch.profile(torch.nn.Linear(4, 2), torch.ones(3, 4))", 'print(p, p.show(by="op"))']  # fmt: skip
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     nbclient.NotebookClient(book, timeout=120, kernel_name="python3").execute()
     shown = [[each.get("data", {}) for each in cell["outputs"] if "data" in each] for cell in book["cells"]]
     assert shown[2][0]["text/plain"] == str(3 * 16**3)
     for data in (shown[1][0], shown[3][0]):
         assert data["text/html"].startswith("<iframe srcdoc=") and "genie profile" in data["text/html"]
+    (printed,) = book["cells"][4]["outputs"]  # as text, in one piece
+    assert printed["name"] == "stdout" and printed["text"].count("\nOps  by self time") == 2
 
 
 # ---- other libraries' loops

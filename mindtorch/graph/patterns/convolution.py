@@ -77,12 +77,11 @@ def _check(flow: Flow, node: int, norm: int | None, activation: int | None) -> C
     else:
         names += ["transposed", "output_padding", "groups"] if flow.ops[node] == "aten::convolution" else ["groups"]
         given = arguments(flow[node], *names)
-    kernel = flow.shape(inputs[1])[2:]
+    whole, kernel = flow.read_shapes(node)[0], flow.read_shapes(node)[1][2:]
     sides = len(kernel)
     if not 1 <= sides <= 3:
         raise Refused(f"it has {sides} dimensions")
     dilation = _each(given["dilation"], sides)
-    whole = flow.shape(inputs[0])
     small = [min(n, (k - 1) * d + _SMALL) for n, k, d in zip(whole[-sides:], kernel, dilation, strict=True)]
     shapes = {inputs[0]: (*fewer(whole, sides + 1)[:-sides], *small)}
     variance = _norms(flow, norm)[1]

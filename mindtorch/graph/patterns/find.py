@@ -31,6 +31,7 @@ from .rotary import Rotary
 from .routing import Routing
 from .scan import StateSpaceScan
 from .token_sampling import Sampling
+from .whole_weights import whole_weights
 
 __all__ = ["Instance", "find_patterns", "library", "loaded"]
 
@@ -114,6 +115,7 @@ def find_patterns(
     such a pattern has no instances.
     """
     known = {} if known is None else known
+    graph = whole_weights(graph)
     flows: dict[tuple[str, ...], tuple[Flow, Blocks | None]] = {}
     taken: set[int] = set()
     found: list[Instance] = []

@@ -71,8 +71,13 @@ class Trial:
                 raise CannotRun(f"more than {4 * MOST_ELEMENTS:,} numbers")
 
     def given(self, source: Source) -> torch.Tensor:
-        """The test numbers of that input."""
-        return self._given[source]
+        """The test numbers of that input, in the sizes in which it is read."""
+        return self._given[self._key(source)]
+
+    def _key(self, source: Source) -> Any:
+        """Its key in `_given`: with how it is read, where the last write to its storage gave a part of it."""
+        known = source in self._given
+        return source if known else next((key for key in self._given if key[:2] == source), source)
 
     def argument(self, node: Node, argument: Any) -> torch.Tensor | None:
         """The test numbers for one of a node's `arguments`; None for none."""
@@ -80,7 +85,8 @@ class Trial:
 
     def run(self, *wanted: Source, **others: Any) -> list[torch.Tensor]:
         """The results at these nodes. others: `given`, {source: numbers instead of the test numbers}."""
-        values = {key: t.clone() for key, t in (self._given | others.get("given", {})).items()}
+        instead = {self._key(source): numbers for source, numbers in others.get("given", {}).items()}
+        values = {key: t.clone() for key, t in (self._given | instead).items()}
         run(self.flow.graph, self.nodes, values, self._idle)
         return [values[source] for source in wanted]
 

@@ -326,7 +326,7 @@ class Profiler(Run):
         waits = Counter({(waiting.FOR[what], line): ns for (what, line), ns in collector.take_waits().items()})
         known = self.stages.get(stage)
         if known is None:
-            if stage != "rest":
+            if stage == furthest([*self.stages, stage]):  # what is announced as "init" may also end the run
                 self.peaks, self.phase_peaks = peaks, phase_peaks
             self.stages[stage] = Stage(rows, overhead, entries, most, places, labels, waits)
             return

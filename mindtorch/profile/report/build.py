@@ -27,7 +27,7 @@ from mindtorch.profile.report.forecast import Forecast
 from mindtorch.profile.report.joules import add_energy
 from mindtorch.profile.report.lines import line_rows
 from mindtorch.profile.report.made_of import Labels, pattern_rows
-from mindtorch.profile.report.recording import WORKERS, Recording, stage_tables
+from mindtorch.profile.report.recording import LOADER, WORKERS, Recording, stage_tables
 from mindtorch.profile.report.rows import LOCATION, PHASE, SIG, Row, grouped
 from mindtorch.profile.report.times import quartiles, seconds
 from mindtorch.profile.report.tree import module_rows
@@ -293,7 +293,7 @@ def _waits(seen: Recording, labels: list[dict[str, Any]], waits: Counter[str], b
 def _for_data(seen: Recording, by_phase: list[Row]) -> Counter[str]:
     """Of a measured run: what a DataLoader took between ops. An estimate's is launching what makes a batch."""
     ns = sum(row.ns for row in by_phase if row.phase == _LOADING and not row.sig)
-    return Counter({"a DataLoader": ns} if ns and seen.mode == "measured" else {})
+    return Counter({LOADER: ns} if ns and seen.mode == "measured" else {})
 
 
 def _imports(seen: Recording) -> list[dict[str, Any]]:

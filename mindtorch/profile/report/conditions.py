@@ -12,7 +12,7 @@ from mindtorch.base.errors import UsageError
 
 #: What a condition may be about.
 METRICS = ("ops", "flops", "bytes", "params", "peak", "time")
-_CONDITION = re.compile(r"\s*([a-z]+)\s*>\s*\+\s*(\d+(?:\.\d*)?(?:e\+?\d+)?)\s*(%?)\s*")
+_CONDITION = re.compile(r"\s*([a-z]+)\s*>\s*\+\s*(\d+(?:\.\d*)?(?:e[+-]?\d+)?)\s*(%?)\s*")
 _ROUNDED = 1e-9  # of a figure that is no integer
 
 
@@ -49,7 +49,7 @@ class Condition:
 
 
 class Most(NamedTuple):
-    """Where most of a difference is: the module, or those that are alike but for numbers in their names; of its rows
+    """Where most of a difference is: the module, or those that are alike but for their places in lists; of its rows
     the one that differs most, one of forward first, as its line is the module's own; and what each of both differs."""
 
     row: dict[str, Any]
@@ -83,5 +83,5 @@ def where(metric: str, difference: Mapping[str, Any], sign: int = 1) -> Most | N
 
 
 def alike(module: str) -> str:
-    """The same for modules that are alike but for numbers."""
-    return re.sub(r"\d+", "0", module)
+    """The same for modules that are alike but for their places in lists: `blocks.3.w1` and `blocks.7.w1`, not `w2`."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "0", module)

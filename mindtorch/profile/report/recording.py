@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 STAGES = ("import", "init", "warmup", "main", "rest")
 
 
-#: Of what is waited for, what a finding on data tells of.
-WORKERS = "a DataLoader's workers"
+#: Of what is waited for, what a finding on data tells of: of a measured run all time between ops of the phase "data".
+LOADER, WORKERS = "a DataLoader", "a DataLoader's workers"
 
 
 def furthest(stages: Iterable[str]) -> str | None:

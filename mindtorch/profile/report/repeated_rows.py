@@ -19,8 +19,8 @@ def total(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def folded(rows: Sequence[Mapping[str, Any]], names: tuple[str, ...]) -> list[list[Mapping[str, Any]]]:
-    """Rows of layers that repeat, together, what differs most first: what is alike but for numbers in the module's path
-    and for times. names: what else tells rows apart, after the module."""
+    """Rows of layers that repeat, together, what differs most first: what is alike but for places in lists, in the
+    module's path, and for times. names: what else tells rows apart, after the module."""
     found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         path = alike(row["module"])

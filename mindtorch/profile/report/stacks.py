@@ -15,7 +15,7 @@ import numpy as np
 
 from mindtorch._ext import context, location
 from mindtorch.base.file_names import short_names
-from mindtorch.profile.report.recording import Recording, stage_tables
+from mindtorch.profile.report.recording import LOADER, Recording, stage_tables
 from mindtorch.profile.report.rows import LOCATION, MODULE, PHASE, SIG, as_table, grouped
 
 #: What a frame is.
@@ -147,18 +147,20 @@ def _fill(found: Stacks, seen: Recording, column: int, above: Callable[[int], tu
         flops = (seen.flops[row.sig] or (0, 0))[0]
         found.add(stack, Weight(row.ns, row.calls * flops, row.calls))
     own = found.number(Frame("time", "(launch)" if seen.mode == "estimate" else "(python)"))
-    for key, ns, what in _between(table[~is_op], column, waits[seen.reached]):
+    loading = LOADER if seen.mode == "measured" else ""
+    for key, ns, what in _between(table[~is_op], column, waits[seen.reached], loading):
         frame = found.number(Frame("time", f"(waiting for {what})")) if what else own
         found.add((*above(key), frame), Weight(ns, 0, 0))
 
 
-def _between(rows: Any, column: int, waits: Counter[tuple[str, int]]) -> Iterator[tuple[int, int, str]]:
-    """(module or location, nanoseconds, what was waited for) of the time between ops."""
+def _between(rows: Any, column: int, waits: Counter[tuple[str, int]], loading: str) -> Iterator[tuple[int, int, str]]:
+    """(module or location, nanoseconds, what was waited for) of the time between ops. loading: of that in data."""
     left = dict(waits)
     whats: dict[int, list[str]] = {}
     for what, place in waits:
         whats.setdefault(place, []).append(what)
-    for place_rows in (rows[rows[:, PHASE] != _DATA], rows[rows[:, PHASE] == _DATA]):  # those wait under their own name
+    in_data = rows[:, PHASE] == _DATA
+    for place_rows, otherwise in ((rows[~in_data], ""), (rows[in_data], loading)):
         for row in grouped(place_rows, *dict.fromkeys((column, LOCATION))):
             ns = row.ns
             for what in whats.get(row.location, ()):
@@ -168,7 +170,7 @@ def _between(rows: Any, column: int, waits: Counter[tuple[str, int]]) -> Iterato
                 if waited:
                     yield row[column], waited, what
             if ns:
-                yield row[column], ns, ""
+                yield row[column], ns, otherwise
 
 
 def _places(seen: Recording) -> dict[str, int]:

@@ -117,7 +117,7 @@ function rooflineChart(roofline, kinds) {
     const few = width < 600 ? 3 : 1;
     for (let tick = low, i = 0; tick <= high * 1.01; tick *= 10, i++) {
       made.append(svg("line", { x1: x(tick), x2: x(tick), y1: area.top, y2: area.bottom, stroke: look().line }));
-      if (i % few === 0) made.append(axisText(x(tick), area.bottom + 16, tick < 1 ? String(+tick.toPrecision(1)) : amount(tick), "middle"));
+      if (i % few === 0) made.append(axisText(x(tick), area.bottom + 16, tick < 1 ? String(+tick.toPrecision(1)) : amount(tick), x(tick) + 2 * TEXT > width ? "end" : "middle"));
     }
     for (let tick = bottom; tick <= top * 1.01; tick *= 10) {
       made.append(svg("line", { x1: area.left, x2: area.right, y1: y(tick), y2: y(tick), stroke: look().line }));
@@ -125,10 +125,12 @@ function rooflineChart(roofline, kinds) {
     }
     made.append(axisText((area.left + area.right) / 2, height - 6, "FLOPs per byte", "middle"), axisText(area.left + 6, area.top + 12, "FLOP/s"));
     const labels = [];  // x, y and length of those that are there
+    let above = -TEXT;  // where the last roof's name stands
     for (const [name, rate] of roofs) {
       const from = Math.max(low, bottom / speed), corner = Math.min(rate / speed, high);
       made.append(svg("path", { d: `M${x(from)} ${y(from * speed)}L${x(corner)} ${y(corner * speed)}H${area.right}`, fill: "none", stroke: look().ink, "stroke-width": 1.4 }));
-      made.append(svg("text", { x: area.right - 4, y: y(rate) - 5, "text-anchor": "end", "font-size": TEXT, fill: look().ink }, `${name}: ${work(rate, "FLOP/s")}`));
+      above = Math.max(y(rate) - 5, above + TEXT + 2);  // below its line where two are near each other
+      made.append(svg("text", { x: area.right - 4, y: above, "text-anchor": "end", "font-size": TEXT, fill: look().ink }, `${name}: ${work(rate, "FLOP/s")}`));
     }
     ops.slice().sort((one, two) => two.about_s - one.about_s).forEach((op, i) => {
       const cx = x(op.flops / op.bytes), cy = y(op.flops / op.about_s), r = 4 + 18 * Math.sqrt(op.about_s / whole);

@@ -205,7 +205,7 @@ function uncountedSection() {
   if ((report.warnings || []).length) parts.push(el("h3", {}, "Warnings"), ...report.warnings.map((text) => el("p", { class: "warned" }, text)));
   if ((report.assumed || []).length) {
     parts.push(el("h3", {}, "Assumed, as the values are unknown"), plainTable("Assumed values", ["read", "as", "times"], report.assumed.map((row) => [
-      el("td", {}, row.op, row.file ? el("span", { class: "more code" }, `${place(row)}  ${row.source || ""}`) : null), String(row.value ?? ""), count(row.calls)])));
+      el("td", {}, row.op, row.file ? el("span", { class: "more code" }, `${place(row)}  ${row.source || ""}`) : null), assumption(row), count(row.calls)])));
   }
   for (const [key, title] of [["not_written", "Not written, as it was an estimate"], ["not_removed", "Not removed, as it was an estimate"], ["not_held_back", "May have been changed nevertheless"]]) {
     if ((report[key] || []).length) parts.push(el("h3", {}, title), bullets(report[key]));

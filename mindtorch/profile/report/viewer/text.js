@@ -94,3 +94,9 @@ function tellApart(files) {
 }
 
 const listed = (parts) => (parts.length > 1 ? `${parts.slice(0, -1).join(", ")} and ${parts[parts.length - 1]}` : parts.join(""));
+
+// assumption(row): what was assumed there, the first and the last time; in few digits, as float32's 1e-12 has many.
+function assumption({ value, last = value }) {
+  const [first, then] = [value, last].map((each) => (Number.isFinite(each) && !Number.isInteger(each) ? String(+each.toPrecision(4)) : typeof each === "boolean" ? (each ? "True" : "False") : String(each ?? "")));
+  return first === then ? first : `${first}${first.includes("…") ? "," : " …"} ${then}`;
+}
