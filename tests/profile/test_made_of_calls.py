@@ -42,3 +42,31 @@ def test_L13_what_the_next_line_makes_is_no_call_of_a_block(how):
                 torch.tensor([[n]])
     (row,) = (each for each in seen.report()["patterns"] if each["name"] == "normalization")
     assert (row["instances"], row["calls"]) == (1, 5)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L13_a_step_at_a_line_that_no_graph_has_is_an_update(how):
+    """One iteration of two networks, each of which steps at two lines: the graphs have three of the four."""
+
+    def program() -> None:
+        one, two = nn.Linear(4, 4), nn.Linear(4, 4)
+        a, b = torch.optim.Adam(one.parameters()), torch.optim.Adam(two.parameters())
+        x = torch.ones(2, 4)
+        (one(x) - one(two(x))).sum().backward()
+        a.step()
+        a.zero_grad()
+        one(x).square().mean().backward()
+        a.step()
+        one.requires_grad_(False)
+        one(two(x)).mean().backward()
+        b.step()
+        b.zero_grad()
+        two(x).square().mean().backward()
+        b.step()
+
+    with HOW[how]() as seen:
+        program()
+    report = seen.report()
+    [phase] = [row for row in report["phases"] if row["name"] == "optimizer"]
+    [update] = [row for row in report["patterns"] if row["name"] == "optimizer update"]
+    assert update["flops"] == phase["flops"]

@@ -26,7 +26,7 @@ __all__ = ["SamplingEstimate"]
 class SamplingEstimate(Sampling):
     """Of an estimate, whose ledger logs what reads what."""
 
-    _named: Mapping[int, str] = MappingProxyType({})  # as of the end of a call
+    _named: Mapping[int, str] = MappingProxyType({})  # as of the end of a call or a step
     _ends_of_steps: Sequence[int] = ()  # in the log of calls
     _gradients: Collection[int] = ()  # slots of those that steps took, which were there before
     _newest = 0  # handle of those that were there before
@@ -43,6 +43,7 @@ class SamplingEstimate(Sampling):
         self._ends_of_steps = [*self._ends_of_steps, ledger.position()]
         handles = filter(None, map(_core.get_handle, gradients_of(optimizer)))
         self._gradients = {*self._gradients, *(each.slot for each in handles if each.id <= self._newest)}
+        self._named = {**self._named, **self._names()}  # the program may be over before the graph is
 
     def _end(self) -> Sample | None:
         flow, position = ledger.follow(False), ledger.position()

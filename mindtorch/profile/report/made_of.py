@@ -63,6 +63,7 @@ class Labels:
         self.cores: Counter[Key] = Counter()  # how often one does that stands for what one call of torch does
         self.of: dict[Key, dict[str, int]] = defaultdict(dict)  # how many calls by pattern; empty for none
         self.at: dict[tuple[str, Key], set[int]] = defaultdict(set)  # numbers of those instances' places
+        self.in_steps: dict[str, set[str]] = defaultdict(set)  # of optimizers: the patterns that an op is part of there
         self.in_module: dict[tuple[int, str], dict[str, int]] = defaultdict(dict)  # (module, op), with gradients
         self.attributes: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self.verified: dict[str, list[bool]] = defaultdict(list)
@@ -104,6 +105,9 @@ class Labels:
                 label_ = labels.get(node)
                 pattern = "" if label_ is None else label_.pattern
                 calls[pattern] += keys
+                if graph._phase[node] == _OPTIMIZER:
+                    for _, _, op in keys:
+                        self.in_steps[op].add(pattern)
                 if node in differentiated:
                     for module, _, op in keys:
                         if module:
@@ -154,12 +158,15 @@ class Labels:
     def patterns(self, row: Row, op: str, key: Key | None = None) -> dict[str, int]:
         """Of an op's row: how many of its calls in those graphs are of each; empty for none. key: its `key`, if known.
 
-        What ran backward belongs to what its module did forward by that op, else to what it did, if that is one thing.
+        What ran backward belongs to what its module did forward by that op, else to what it did, if that is one thing;
+        a step of an optimizer that no graph has, to what others do by that op.
         """
         if row.phase == _BACKWARD and not row.module:
             return _NONE  # nobody knows whose it is: its line, that of the pass, may do anything else
         if found := self.of.get(self.key(row, op) if key is None else key):
             return found
+        if row.phase == _OPTIMIZER and len(of := self.in_steps.get(op, ())) == 1:
+            return dict.fromkeys(of, 1)
         if row.phase == _BACKWARD:
             of = _forward(op)
             if found := self.in_module.get((row.module, _PRODUCT if of in PRODUCTS else of)):
