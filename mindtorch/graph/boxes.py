@@ -349,18 +349,18 @@ def _split(box: Box) -> None:
 def _joined(found: dict[tuple[str, frozenset[Part]], list[Found]]) -> dict[tuple[str, frozenset[Part]], list[Found]]:
     """With those whose parts are all parts of a larger one of that name as that: of a step of decode, say, a projection
     is part of its attention if no later step reads the cache."""
+    order = {key: place for place, key in enumerate(found)}
     larger: dict[tuple[str, Part], tuple[str, frozenset[Part]]] = {}
+    whole_of: dict[tuple[str, frozenset[Part]], tuple[str, frozenset[Part]]] = {}
     for key in sorted(found, key=lambda key: -len(key[1])):
         name, parts = key
-        whole = next((larger[name, part] for part in parts if (name, part) in larger), key)
-        if not parts <= whole[1]:
-            whole = key
+        wholes = {larger[name, part] for part in parts if (name, part) in larger}
+        whole_of[key] = min((whole for whole in wholes if parts <= whole[1]), key=order.__getitem__, default=key)
         for part in parts:
-            larger.setdefault((name, part), whole)
+            larger.setdefault((name, part), whole_of[key])
     joined: dict[tuple[str, frozenset[Part]], list[Found]] = {}
     for key, each in found.items():
-        whole = next((larger[key[0], part] for part in key[1]), key)
-        joined.setdefault(whole if key[1] <= whole[1] else key, []).extend(each)
+        joined.setdefault(whole_of[key], []).extend(each)
     return joined
 
 

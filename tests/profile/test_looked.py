@@ -84,7 +84,7 @@ def test_C2_workers_that_start_in_no_time_are_not_told_of(ns: int, told: bool) -
     """It said "for another 0 % the DataLoader starts and ends workers"."""
     stage = SimpleNamespace(waits={(WORKERS, 4): ns})
     seen: Any = SimpleNamespace(names={}, mode="measured", stages={"main": stage}, reached="main", loaded=None)
-    seen.children = {}
+    seen.children = seen.loads = {}
     report = {"totals": {"time_s": 1.0}, "memory": None, "steps": {"count": 0, "warmup": 0}}
     rows = [Row(1, 0, 4, time_findings.DATA, 1, 150 * 10**6, 0)]
     said = time_findings.data(looked.Looked(seen, report, rows, None, SimpleNamespace()))  # type: ignore[arg-type]

@@ -64,7 +64,7 @@ def _seen_loading(of: Looked, mine: list[Row]) -> list[Row]:
     """Those of lines that make batches, if that is where a fifth of it was seen: of short waits, the others are known
     at the line alone that asks the loader."""
     asking = {context.location(location) for location in of.seen.loads.values()}
-    making = [row for row in mine if context.location(row.location) not in asking]
+    making = [row for row in mine if context.location(row.location) not in asking] if asking else []
     return making if sum(row.ns for row in making) >= _SEEN * sum(row.ns for row in mine) else mine
 
 
