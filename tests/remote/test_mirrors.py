@@ -1,4 +1,4 @@
-"""R1: meta tensors that stand for what a worker has: their numbers, what is said of them, and what becomes of the dead."""
+"""R1: meta tensors that stand for what a worker has: their numbers, what is said of them, which have died."""
 
 from __future__ import annotations
 
