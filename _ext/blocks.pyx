@@ -188,7 +188,7 @@ cdef int _memory_info(size_t *left, size_t *total) noexcept nogil:
 cdef int _check(Block block, Py_ssize_t offset, Py_ssize_t nbytes) except -1:
     if block.unit == NULL:
         raise RuntimeError("the block was not made by allocate")
-    if offset < 0 or nbytes < 0 or <size_t>offset > block.nbytes or <size_t>nbytes > block.nbytes - offset:
+    if <size_t>offset > block.nbytes or <size_t>nbytes > block.nbytes - offset:  # what is less than 0 is more, too
         raise ValueError(f"expected bytes within a block of {block.nbytes}, got {nbytes} from byte {offset}")
     return 0
 

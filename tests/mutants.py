@@ -172,6 +172,7 @@ NEAREST = {
     " engine/remote/client.py": "remote/test_worker.py remote/test_loopback.py remote/test_messages.py"
     " remote/test_overlap.py remote/test_settings.py remote/test_changing.py remote/test_files.py"
     " remote/test_operators.py remote/test_spread.py remote/test_placing.py",
+    "engine/remote/mirrors.py": "remote/test_mirrors.py remote/test_loopback.py remote/test_messages.py",
     "engine/remote/plans.py engine/remote/definitions.py": "remote/test_plans.py remote/test_loopback.py"
     " remote/test_messages.py",
     "engine/remote/reads.py engine/remote/small_values.py": "remote/test_reads.py remote/test_loopback.py"

@@ -14,7 +14,7 @@ import torch
 import mindtorch
 from mindtorch._ext import lazy as _core
 from mindtorch.engine.execute.values import tape
-from mindtorch.engine.record import predict
+from mindtorch.engine.record import eager, predict
 
 LAZY = "remote_accelerator:0"
 LIMIT = 1 << 20
@@ -310,8 +310,10 @@ CONSTANTS: dict[str, Any] = {
 def test_L7_constants_of_every_kind_reach_the_kernel_as_they_were_given(name: str) -> None:
     """However often the call was seen, and beside others of the same form."""
     expected = CONSTANTS[name]("cpu")
+    before = dict(eager.fallback_counts)
     for _ in range(3):
         found = CONSTANTS[name](LAZY)
         assert (found.dtype, found.shape, found.stride()) == (expected.dtype, expected.shape, expected.stride())
         home = found.cpu()
         assert torch.equal(home, expected) and repr(home.tolist()) == repr(expected.tolist())
+    assert eager.fallback_counts == before  # all of them are recorded

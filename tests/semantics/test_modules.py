@@ -336,7 +336,7 @@ def test_C4_what_a_module_holds_in_torchs_order():
 def test_L12_a_module_that_is_called_again_is_found_near_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     inner = nn.Linear(2, 2)
     middle = nn.Sequential(OrderedDict(b=inner))
-    root = nn.Sequential(OrderedDict(a=middle, c=nn.Sequential(OrderedDict(b=inner, d=nn.ReLU()))))
+    root = nn.Sequential(OrderedDict(a=middle, c=nn.Sequential(OrderedDict(b=inner, d=nn.ReLU())), b=nn.Tanh()))
     top, other = (context.intern_path(0, name, name) for name in ("Recomputed", "RecomputedToo"))
     at_a, at_c = (context.intern_path(top, name, "Sequential") for name in "ac")
     at_b, at_cb = (context.intern_path(parent, "b", "Linear") for parent in (at_a, at_c))
@@ -349,6 +349,7 @@ def test_L12_a_module_that_is_called_again_is_found_near_where_it_was(monkeypatc
     assert [find(middle, near) for near in (at_b, at_cb, at_a, top, gone)] == [at_a] * 5
     assert [find(root, near) for near in (at_b, at_cb, top)] == [top] * 3
     assert context.path_name(find(root.c.d, at_a)) == "d" and context.path_parent(find(root.c.d, at_a)) == at_c
+    assert context.path_parent(find(root.b, gone)) == top  # not where another of its name was
     assert find(nn.Linear(2, 2), at_b) == 0 and find(inner, other) == 0
 
 
