@@ -67,7 +67,6 @@ cdef uint32_t hash_key(const uint8_t *key, uint32_t n) noexcept:
     return <uint32_t>h ^ world
 
 
-@cython.final
 cdef uint32_t _mask_for(uint32_t cap) noexcept:
     """Of an index for so many entries, with a quarter of it empty."""
     cdef uint32_t mask = 31
@@ -76,6 +75,7 @@ cdef uint32_t _mask_for(uint32_t cap) noexcept:
     return mask
 
 
+@cython.final
 cdef class Interner:
     def __cinit__(self, size_type):
         self.size_type = size_type

@@ -58,7 +58,6 @@ cdef class Tape:
     cdef readonly uint64_t head, tail       # sequence numbers: oldest record that may be pending; next to be recorded
     cdef readonly uint64_t n_pending, n_recorded, n_executed, n_dropped
     cdef readonly size_t bytes_records      # chunks, directories, side arrays, slots
-    cdef size_t live_chunks
     cdef uint64_t sweep_at       # pending count that triggers the next sweep
     cdef readonly uint64_t max_pending
     cdef readonly uint64_t waiting, max_waiting     # bytes of values that only pending records keep: seen, allowed

@@ -165,8 +165,8 @@ class Labels:
             return _NONE  # nobody knows whose it is: its line, that of the pass, may do anything else
         if found := self.of.get(self.key(row, op) if key is None else key):
             return found
-        if row.phase == _OPTIMIZER and len(of := self.in_steps.get(op, ())) == 1:
-            return dict.fromkeys(of, 1)
+        if row.phase == _OPTIMIZER and len(patterns := self.in_steps.get(op, ())) == 1:
+            return dict.fromkeys(patterns, 1)
         if row.phase == _BACKWARD:
             of = _forward(op)
             if found := self.in_module.get((row.module, _PRODUCT if of in PRODUCTS else of)):
