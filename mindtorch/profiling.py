@@ -20,7 +20,6 @@ from mindtorch.cli.render import Canvas, terminal_width
 from mindtorch.cli.report import SORT_KEYS, TABLES, View, render_report
 from mindtorch.engine.execute import values
 from mindtorch.profile import Profiler
-from mindtorch.profile.cost import targets
 from mindtorch.profile.measure.run import check_iterations
 from mindtorch.profile.report import from_file
 from mindtorch.profile.report.export import FORMATS
@@ -135,11 +134,13 @@ class Profile(Report, Profiler):
                     f"[profile] expected options of {', '.join(_OPTIONS)}, got {name!r}; to pass the model a "
                     f"keyword argument, profile a function: mindtorch.profile(lambda: model(x, {name}=...))"
                 )
-        target = options.get("target")
-        if isinstance(target, str):
-            options["target"] = targets.find(target)
-        elif target is not None and not isinstance(target, targets.Target):
-            raise TypeError(f"[profile] expected the name of a target, such as 'h100', got {target!r}")
+        if (target := options.get("target")) is not None:
+            from mindtorch.profile.cost import targets
+
+            if isinstance(target, str):
+                options["target"] = targets.find(target)
+            elif not isinstance(target, targets.Target):
+                raise TypeError(f"[profile] expected the name of a target, such as 'h100', got {target!r}")
         Profiler.__init__(self, whole=whole, **options)
 
     report = Profiler.report  # type: ignore[assignment]
