@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from . import NAME
 from .torch_names import FACTS, RELEASES, SOME_HAVE
 from .words import counted
 
@@ -108,6 +109,15 @@ def _module(dotted: str, parent: Any, part: str) -> Any:
         setattr(parent, part, made)
         lost[dotted] = "torch has no such module any more: see its names"
         return made
+
+
+@functools.cache
+def leave_ours_alone(trace_rules: Any) -> None:
+    """Dynamo does not compile our own Python code, which runs inside the program's calls. It has no way back.
+
+    trace_rules: ``torch._dynamo.trace_rules``.
+    """
+    trace_rules.add(NAME)
 
 
 def let_dynamo_know(stand_ins: Mapping[Any, Any]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..base import NAME, torch_facts
+from ..base import torch_facts
 from ..base.errors import UnsupportedOperationError
 from ..base.patching import Patch, for_builtins
 from ..devices import mode
@@ -134,7 +134,7 @@ def _unless_ours(compiled: Callable[..., Any]) -> Callable[..., Any]:
 def _tell_dynamo() -> None:
     from torch._dynamo import trace_rules  # seconds of imports, which torch.compile needs anyway
 
-    trace_rules.add(NAME)  # else it compiles our own Python code, which runs inside the program's calls
+    torch_facts.leave_ours_alone(trace_rules)
 
 
 class _Compiling(threading.local):

@@ -27,7 +27,8 @@ from typing import Any, NamedTuple
 import torch
 
 from mindtorch._ext import context, named_forwards, paths
-from mindtorch.base.patching import Patches
+from mindtorch.base import torch_facts
+from mindtorch.base.patching import Patch, Patches
 from mindtorch.engine.semantics import owners
 from mindtorch.engine.semantics.owners import first_parameter, named_modules
 
@@ -76,6 +77,7 @@ def patch() -> None:
     _original, _replacement = original, __call__
     _held.put([(torch.nn.Module, "__call__", __call__)])
     _tell_dynamo(original, __call__)
+    _held.put_when_loaded("torch._dynamo.trace_rules", _leave_ours_alone)
     _class_calls.patch()
 
 
@@ -150,6 +152,11 @@ def _constructors(kind: type) -> Iterator[CodeType]:
 
 
 _class_calls = _ClassCalls()
+
+
+def _leave_ours_alone(trace_rules: Any) -> list[Patch]:
+    torch_facts.leave_ours_alone(trace_rules)
+    return []
 
 
 def _tell_dynamo(old: Any, new: Any) -> None:
