@@ -502,7 +502,8 @@ cdef class Collector:
         here.in_op = True                      # what is imported from here on is in `inner`, not a gap of the program's
         t0 = 0
         try:
-            begun = None if self.noted is None else self.noted.begins(func, args, kwargs)
+            noted = self.noted                 # another thread may end it meanwhile
+            begun = None if noted is None else noted.begins(func, args, kwargs)
             before_it = here.inner
             here.inner = 0
             mt_beat(&self.sampler.beat, BUSY)
@@ -539,7 +540,7 @@ cdef class Collector:
                 maker = Maker(sig, module, location, <uint8_t> phase)
                 nbytes = self.written(out, &maker, here)
             if begun is not None:
-                self.noted.ended(begun, args, kwargs, out)
+                noted.ended(begun, args, kwargs, out)
             self.balance.in_module(module)     # it holds what is there, also where it only makes views
             self.balance.in_phase(phase)
             self.note_place(out, args)

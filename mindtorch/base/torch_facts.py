@@ -117,7 +117,12 @@ def leave_ours_alone(trace_rules: Any) -> None:
 
     trace_rules: ``torch._dynamo.trace_rules``.
     """
-    trace_rules.add(NAME)
+    import pkgutil
+
+    own = sys.modules[NAME]
+    for each in pkgutil.iter_modules(own.__path__):  # in a checkout, they are not where the package itself is
+        if each.ispkg:
+            trace_rules.add(f"{NAME}.{each.name}")
 
 
 def let_dynamo_know(stand_ins: Mapping[Any, Any]) -> None:

@@ -278,7 +278,7 @@ class SamplingProfile(Sampling):
 
     def ended(self, call: Beginning, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any) -> None:
         recorder = self._recorder
-        if recorder is None:
+        if recorder is None or threading.get_ident() != self._thread:  # another one's, since the call began
             return
         try:
             recorder.ended(call, args, kwargs or {}, out)
