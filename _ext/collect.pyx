@@ -446,10 +446,10 @@ cdef class Collector:
     def made(self, tensor):
         """A tensor's memory was taken. While an op runs, it is counted with the op's results, if it is one of them."""
         cdef Timeline here = self.here() if self.enabled else None
-        cdef uint32_t module = current_module(), phase = current_phase()
         cdef Maker maker
         if here is None or here.in_op:
             return
+        cdef uint32_t module = current_module(), phase = current_phase()
         maker = Maker(0, module, current_location(), <uint8_t> phase)
         self.balance.track(tensor, &maker, here)
         self.balance.in_phase(phase)
@@ -573,7 +573,7 @@ cdef class Collector:
         """A recorded op ran from `start` to `end` (ns); the rest is that of its recording. An op observer (L14)."""
         cdef uint64_t now
         cdef Runs runs
-        cdef uint32_t sig
+        cdef uint32_t sig, running
         cdef Row *r
         cdef Timeline here
         if not self.enabled:
@@ -585,7 +585,7 @@ cdef class Collector:
         if self.synchronize is not None:
             self.synchronize(None)
             end = mt_now()
-        current_module()                       # which may account for a while
+        running = current_module()             # which may account for a while
         start = max(start, here.last)
         end = max(start, end)
         runs = <Runs> self.runs_of(name)
@@ -595,7 +595,7 @@ cdef class Collector:
         else:                                  # made by a creation function, or recorded before the start
             sig = runs.unseen
         if not here.in_op:
-            self.gap(here, start, 0, current_module(), current_phase(), current_location())
+            self.gap(here, start, 0, running, current_phase(), current_location())
         r = self.table.row(sig, module, location, phase)
         r.calls += 1
         r.ns += end - start

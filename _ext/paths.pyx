@@ -276,18 +276,13 @@ def named_tensors(root):
 def held_by(list holders):
     """(parameters, buffers) of those modules, each once, in their order."""
     cdef dict parameters = {}, buffers = {}
-    cdef object holder, own, tensor
+    cdef object holder, tensor
     for holder in holders:
-        own = holder._parameters
-        if own:
-            for tensor in list(own.values()):
-                if tensor is not None:
-                    parameters[<uintptr_t> <PyObject *> tensor] = tensor
-        own = holder._buffers
-        if own:
-            for tensor in list(own.values()):
-                if tensor is not None:
-                    buffers[<uintptr_t> <PyObject *> tensor] = tensor
+        for own, every in ((holder._parameters, parameters), (holder._buffers, buffers)):
+            if own:
+                for tensor in list(own.values()):
+                    if tensor is not None:
+                        every[<uintptr_t> <PyObject *> tensor] = tensor
     return list(parameters.values()), list(buffers.values())
 
 

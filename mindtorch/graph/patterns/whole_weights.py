@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 
+from ...base.strides import contiguous
 from ..graph import ComputationGraph, Node
 from .rerun import Source
 
@@ -25,7 +26,7 @@ def whole_weights(graph: ComputationGraph) -> ComputationGraph:
     for place in readers:
         part, reading = graph._source[place], graph._readings[place]
         whole = _whole(graph, part, reading.shape)
-        if whole is None or reading.offset or reading.strides != _in_a_row(reading.shape):
+        if whole is None or reading.offset or reading.strides != contiguous(reading.shape):
             continue
         found._source[place], found._output[place] = whole
         del found._readings[place]
@@ -45,12 +46,3 @@ def _whole(graph: ComputationGraph, part: int, shape: tuple[int, ...]) -> Source
         if not node.inputs:
             return None
         source = node.inputs[node.writes[0] if node.writes else 0]
-
-
-def _in_a_row(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        strides.insert(0, step)
-        step *= max(size, 1)
-    return tuple(strides)
