@@ -8,6 +8,7 @@ installed, else by pip. Exit code 1 where anything failed or could not be tried.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import shutil
@@ -126,7 +127,7 @@ def attempt(torch: str, python: str, arguments: argparse.Namespace, folder: Path
     if (built := wheel(python, found, folder)).startswith("!"):
         return result(0, 1, built.removeprefix("! "))
     tree, environment = folder / f"tree-{python}", folder / "environment"
-    shutil.rmtree(environment, ignore_errors=True)
+    shutil.rmtree(environment, ignore_errors=True)  # one at a time: each takes gigabytes
     make, install = installing(environment, found)
     constraints = folder / "constraints.txt"
     # torch says itself which setuptools it takes.
@@ -147,8 +148,9 @@ def attempt(torch: str, python: str, arguments: argparse.Namespace, folder: Path
     inside = str(environment / "bin" / "python")
     if not arguments.whole:
         return result(*smoke(inside, folder, str(tree / "examples" / "gpt2.py")))
-    command = [inside, "-m", "pytest", "-q", "-n", str(arguments.jobs), "--dist", "worksteal", *arguments.tests]
+    command = [inside, "-m", "pytest", "-q", "-rfE", "-n", str(arguments.jobs), "--dist", "worksteal", *arguments.tests]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
+    (folder / f"torch-{torch}-python-{python}.txt").write_text(done.stdout + done.stderr)
     passed, failed = counts(done.stdout)
     why = "; ".join(failures(done.stdout))[:400] or last_line(done.stdout + done.stderr)
     return result(passed, failed, "" if passed and not done.returncode else why)
@@ -206,19 +208,34 @@ def options(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--whole", action="store_true", help="the whole suite; else a smoke test")
     parser.add_argument("--index", help="where torch's wheels are, such as the index of its CPU wheels")
     parser.add_argument("--jobs", type=int, default=2, help="processes of pytest (default: 2)")
+    parser.add_argument("--keep", type=Path, help="a new folder for the last environment and what pytest printed")
     parser.add_argument("tests", nargs="*", help="what pytest is given with --whole")
-    return parser.parse_args(given)
+    arguments = parser.parse_args(given)
+    if arguments.keep is not None and arguments.keep.exists():
+        parser.error(f"--keep: {arguments.keep} exists already; expected the name of a folder to make")
+    return arguments
+
+
+@contextlib.contextmanager
+def workplace(keep: Path | None) -> Iterator[Path]:
+    """The folder to keep, which must be new, or one that goes at the end."""
+    if keep is not None:
+        keep.mkdir(parents=True)
+        yield keep.resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="releases-") as folder:
+        yield Path(folder)
 
 
 def main() -> int:
     arguments = options()
     os.environ.pop("PYTHONPATH", None)  # what is tried is what was installed
     results = []
-    with tempfile.TemporaryDirectory(prefix="releases-") as folder:
+    with workplace(arguments.keep) as folder:
         for python in arguments.python:
             for torch in arguments.torch:
                 print(f"torch {torch} on Python {python} ...", file=sys.stderr, flush=True)
-                results.append(attempt(torch, python, arguments, Path(folder)))
+                results.append(attempt(torch, python, arguments, folder))
                 print("\n".join([*table(results)][-1:]), file=sys.stderr, flush=True)
     print("\n".join(table(results)))
     return int(any(r.failed or not r.passed for r in results))

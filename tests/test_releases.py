@@ -106,3 +106,15 @@ def test_L1_the_tree_is_copied_without_what_git_ignores(tmp_path: Path) -> None:
         return
     releases.copy_tree(tmp_path)
     assert (tmp_path / "pyproject.toml").is_file() and not list(tmp_path.rglob("*.so"))
+
+
+def test_L1_what_pytest_printed_is_kept_where_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with releases.workplace(tmp_path / "kept") as folder:
+        (folder / "said").touch()
+    assert (tmp_path / "kept" / "said").is_file()
+    with pytest.raises(SystemExit):  # a folder that exists has something else in it
+        releases.options(["--keep", str(tmp_path / "kept")])
+    assert "exists already" in capsys.readouterr().err
+    with releases.workplace(None) as folder:
+        assert folder.is_dir()
+    assert not folder.exists()
