@@ -13,7 +13,7 @@ from ..base.errors import UnsupportedOperationError
 from ..base.sourceline import named
 from ..engine.execute import tensors
 from ..engine.record.predict import quiet
-from . import staging
+from .counts import queued
 from .moves import faked, fakes, index_of, move, pin_memory, pins, upload
 from .random import drawing
 from .tensor import NpuTensor, block_of, empty, is_npu, of_this_mode
@@ -101,7 +101,7 @@ def _make(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: 
                 if name.startswith("zeros"):
                     block = block_of(made)
                     _blocks.fill(block, 0, 0, block.nbytes)
-                    staging.queued(index, f"torch.{name}")
+                    queued(index, f"torch.{name}")
                 return made
         inside.also(drawing(index))
         plain = func(*_stand_ins(args, False), device=_CPU, **kwargs)

@@ -19,7 +19,6 @@ from ..engine.record.handlers import refuse_pinning
 from ..engine.record.meta import MetaTensor, relocate
 from ..engine.record.predict import check_movable, is_fake, quiet
 from . import library
-from .staging import dispatch
 from .tensor import NpuTensor, block_of, empty, has_memory, is_npu, of_this_mode, on_host, span, view_bits
 
 __all__ = ["is_pinned", "pin_memory"]  # which programs call
@@ -123,7 +122,7 @@ def _across(t: NpuTensor, index: int) -> NpuTensor:
         here = block_of(t).device
         streams.current_stream(here).wait_stream(streams.current_stream(index))  # as `copy_across` does
         fresh = empty(t.shape, stride, t.dtype, here)
-        dispatch(NpuTensor, torch.ops.aten.copy_.default, (), (fresh, t))
+        NpuTensor.__torch_dispatch__(torch.ops.aten.copy_.default, (), (fresh, t))
         t = fresh
     made = empty(t.shape, stride, t.dtype, index)
     length = t.numel() * t.element_size()

@@ -10,8 +10,6 @@ One file: each of the three ways falls back to the next, on the same description
 from __future__ import annotations
 
 import functools
-import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +24,6 @@ from ..base import config
 from ..base.errors import UnsupportedOperationError
 from ..base.sourceline import named
 from ..engine import semantics
-from ..engine.execute import counters
 from ..engine.record.handlers import histc
 from ..engine.record.meta import refuse
 from ..engine.record.mixing import refuse_two_devices
@@ -42,6 +39,7 @@ from ..engine.record.predict import (
 from ..ops import schema
 from . import foreach
 from .copies import as_bytes, converted
+from .counts import count, native_counts, queued, staged_counts
 from .descriptions import DTYPES, Calls, Description
 from .kernels import NATIVE
 from .random import drawing
@@ -61,17 +59,6 @@ from .tensor import (
 )
 
 _CPU = torch.device("cpu")
-#: Calls since the start: op -> how often it ran on the device, and how often through the CPU.
-native_counts: dict[str, int] = {}
-staged_counts: dict[str, int] = {}
-counters.more.update(npu_native=native_counts, npu_staged=staged_counts)
-device_counts: dict[int, int] = {}  # both, by device
-#: Each is told the device after something was queued there that nobody has waited for.
-watchers: list[Callable[[int], object]] = []
-if config.npu_waits():
-    watchers.append(streams.synchronize)
-_counting = threading.Lock()
-os.register_at_fork(before=_counting.acquire, after_in_parent=_counting.release, after_in_child=_counting.release)
 _native = config.npu_native()
 semantics.know_lines()
 # Tensors on different devices are what these are for, or they look at sizes only.
@@ -177,14 +164,14 @@ def _done(op: _Op, args: tuple, kwargs: dict) -> Any:
     if kernel is not None:
         out = kernel(_calls(device), args, kwargs)
         if out is not NotImplemented:
-            _count(native_counts, op.base, device)
+            count(native_counts, op.base, device)
             queued(device, op.base)
             return out
     if op.base == "aten::copy_" and (as_bytes(*args, **kwargs) or converted(kernel, _calls(device), *args, **kwargs)):
-        _count(native_counts, op.base, device)
+        count(native_counts, op.base, device)
         queued(device, op.base)
         return args[0]
-    _count(staged_counts, op.base, device)
+    count(staged_counts, op.base, device)
     out = _staged(op, args, kwargs, tensors)
     in_flight.put(device, op.base)
     if op.each and op.writes:
@@ -214,19 +201,6 @@ def _description(index: int, a: object) -> Description | None:
 
 def _result(index: int, size: tuple[int, ...], dtype: torch.dtype, stride: tuple[int, ...] | None) -> NpuTensor:
     return empty(size, contiguous(size) if stride is None else stride, dtype, index)
-
-
-def queued(device: int, op: str) -> None:
-    """Say that ``op`` was queued there."""
-    in_flight.put(device, op)
-    for watcher in watchers:
-        watcher(device)
-
-
-def _count(counts: dict[str, int], name: str, device: int) -> None:
-    with _counting:
-        counts[name] = counts.get(name, 0) + 1
-        device_counts[device] = device_counts.get(device, 0) + 1
 
 
 def _same_device(op: _Op, tensors: list[torch.Tensor]) -> None:
@@ -279,7 +253,7 @@ def whole(func: Any, name: str, args: tuple, kwargs: dict) -> Any:
     op = _Op(func, name, name, frozenset({"out"}))
     tensors = list(tensors_in([*args, *kwargs.values()]))
     device = next(block_of(t).device for t in tensors if is_npu(t))
-    _count(staged_counts, name, device)
+    count(staged_counts, name, device)
     out = named(name, _staged, op, args, kwargs, tensors)
     in_flight.put(device, name)
     return out

@@ -10,7 +10,6 @@ from torch.overrides import get_default_nowrap_functions
 
 from .._ext.guards import NoGrad
 from .tensor import NpuTensor
-from .torch_function import function
 
 _base = torch._C.TensorBase
 _as_it_is = get_default_nowrap_functions()
@@ -48,7 +47,7 @@ class _Derived(NpuTensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        out = function(cls, func, types, args, kwargs)
+        out = super().__torch_function__(func, types, args, kwargs or {})
         return out if func in _as_it_is else cls._wrapped(out)
 
     @classmethod
@@ -62,12 +61,10 @@ class _Derived(NpuTensor):
 
 
 def _moving(name: str) -> Any:
-    method = getattr(NpuTensor, name)
-
-    @functools.wraps(method)
     def move(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._wrapped(method(self, *args, **kwargs))
+        return self._wrapped(getattr(NpuTensor, name)(self, *args, **kwargs))
 
+    move.__name__ = name
     return move
 
 

@@ -9,6 +9,7 @@ One file: tensors give their storages, which are copied through tensors.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -275,6 +276,7 @@ def empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, index:
 
 def of_block(block: Any, size: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype) -> NpuTensor:
     """A tensor on ``block`` with a storage of its own: no other tensor of the block shares its version."""
+    _learn_calls()
     with torch._C.DisableTorchFunction():
         storage = _storage(0, _CPU, block.nbytes)
         plain = _torch_empty(0, dtype=dtype, device=_CPU)
@@ -284,6 +286,12 @@ def of_block(block: Any, size: Sequence[int], stride: Sequence[int], offset: int
         torch._C._set_throw_on_mutable_data_ptr(plain)  # what reaches a CPU kernel after all: an error, no crash
         storage._npu = block
     return _subclass(NpuTensor, plain)
+
+
+@functools.cache
+def _learn_calls() -> None:
+    """Load what NpuTensor does when it is called with: a program without NPUs needs no kernel."""
+    from . import torch_function  # noqa: F401  (imports this module, and gives the class its interception)
 
 
 def exposed(t: NpuTensor) -> torch.Tensor:

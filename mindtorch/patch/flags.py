@@ -31,20 +31,16 @@ def patches() -> Iterator[Patch]:
         for setting in TABLE
         if (original := getattr(torch._C, setting.setter, None)) is not None
     }
-    # Lists, as other threads may be importing meanwhile.
-    # torch.set_num_threads and its like, and the attributes of torch.backends.mkldnn and its like.
-    places = [(owner, name) for owner in (torch._C, torch) for name in list(vars(owner))]
-    modules = [type(m) for name, m in list(sys.modules.items()) if name.startswith("torch.backends")]
-    places += [
-        (found, "setter") for module in modules for found in list(vars(module).values()) if "setter" in _dict(found)
-    ]
-    for owner, name in places:
-        if (stand_in := stand_ins.get(id(_dict(owner)[name]))) is not None:
+    # torch.set_num_threads and its like, and the attributes of torch.backends.mkldnn and its like. Lists, as other
+    # threads may be importing meanwhile.
+    places = [(owner, name, found) for owner in (torch._C, torch) for name, found in list(vars(owner).items())]
+    for backend in [type(m) for name, m in list(sys.modules.items()) if name.startswith("torch.backends")]:
+        for found in list(vars(backend).values()):
+            if (setter := getattr(found, "__dict__", {}).get("setter")) is not None:
+                places.append((found, "setter", setter))
+    for owner, name, found in places:
+        if (stand_in := stand_ins.get(id(found))) is not None:
             yield owner, name, stand_in
-
-
-def _dict(found: Any) -> dict[str, Any]:
-    return getattr(found, "__dict__", {})
 
 
 def _stand_in(setting: Setting, original: Callable[..., Any]) -> SettingHook:

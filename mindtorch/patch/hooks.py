@@ -39,7 +39,6 @@ from ..engine.record.mixing import SPARSE
 from ..engine.tensor import classes
 from ..npu import creation as npu_creation
 from ..npu import moves as npu_moves
-from ..npu import torch_function as npu_torch_function  # noqa: F401  (gives the class its interception)
 from . import (
     creation,
     dispatch_modes,

@@ -39,21 +39,21 @@ TOOLS = (
 
 #: Errors of Python's own: no kernel raises them.
 _PYTHONS = (AttributeError, KeyError, NameError, AssertionError, ArithmeticError, ImportError, BufferError, SystemError)
-#: Errors that both raise. Python's words for lists, tuples and numbers:
-_PYTHONS_WORDS = re.compile(
+#: Errors that both raise; patterns are compiled when a program fails. Python's words for lists, tuples and numbers:
+_PYTHONS_WORDS = (
     r"(list|tuple|string|range object|list assignment|bytearray|pop) (index|from)|(many|enough) values to unpack"
     r"|zip\(\) argument|is not in (list|tuple)|invalid literal for|could not convert string|arg(ument)? is (an )?empty"
     r"|^pop from|is not in deque"
 )
 #: A TypeError of torch's parser of arguments, which names the function, and what it takes.
-_PARSERS_WORDS = re.compile(
+_PARSERS_WORDS = (
     r"^\w+\(\)?: (argument|received)|\(\) received an invalid combination of arguments|\(\) missing \d+ required"
     r"|\(\) takes (from )?\d+|\(\) got (an unexpected|multiple|some)|unsupported operand type"
     r"|argument '?\w+'?.*must be .*, not"
 )
 #: What no accelerator says: that a tensor has no data, is of a class of ours, that torch contradicts itself, or what
 #: torch's C++ says of half precision to a CPU alone (`torch.fft`).
-_NEVER_AN_ACCELERATORS = re.compile(
+_NEVER_AN_ACCELERATORS = (
     r"with Meta tensors|'Meta' backend|(on|of) meta tensors?|[Mm]eta tensors? has no data|INTERNAL ASSERT FAILED"
     r"|data is not allocated yet|[Cc]annot access data pointer|access the data pointer on an invalid"
     r"|Internal error: |Please file an issue|no NVIDIA driver|No CUDA GPUs are available|active drivers"
@@ -94,14 +94,14 @@ def is_of_this_machine(error: BaseException) -> bool:
 
 
 def _lacks(error: BaseException) -> bool:
-    if isinstance(error, (ImportError, OSError)) and _LIBRARIES.search(str(error)):
+    if isinstance(error, (ImportError, OSError)) and re.search(_LIBRARIES, str(error)):
         return True
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_code.co_filename.endswith(_BUILDING) for frame, _line in frames)
 
 
 _BUILDING = os.path.join("torch", "utils", "cpp_extension.py")
-_LIBRARIES = re.compile(
+_LIBRARIES = (
     r"\blib(cuda|cudart|cublas\w*|cudnn\w*|cufft|curand|cusolver|cusparse\w*|nccl|nvrtc\w*|nvToolsExt|nvidia-ml|ascendcl"
     r"|hccl|torch_cuda|c10_cuda|torch_npu)\b.*: cannot open shared object file"
 )
@@ -173,13 +173,13 @@ def _is_ours(error: BaseException) -> bool:
     if isinstance(error, TypeError) and last is not None and (_is_compiled(file) or not is_tool_file(file)):
         if _calls_ours(last, words):
             return True
-        if _PARSERS_WORDS.search(words):
+        if re.search(_PARSERS_WORDS, words):
             return False
-    if _NEVER_AN_ACCELERATORS.search(words):
+    if re.search(_NEVER_AN_ACCELERATORS, words):
         return True
     if not is_tool_file(file):
         return False
-    return isinstance(error, (TypeError, *_PYTHONS)) or bool(_PYTHONS_WORDS.search(words))
+    return isinstance(error, (TypeError, *_PYTHONS)) or bool(re.search(_PYTHONS_WORDS, words))
 
 
 def _is_compiled(file: str) -> bool:

@@ -84,7 +84,7 @@ def optimizer_of(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
 
 def count(run: Callable[[], Any]) -> tuple[Counter[str], Counter[str]]:
     """How often each op ran natively, and staged, in ``run()``."""
-    from mindtorch.npu.staging import native_counts, staged_counts
+    from mindtorch.npu.counts import native_counts, staged_counts
 
     before = Counter(native_counts), Counter(staged_counts)
     run()

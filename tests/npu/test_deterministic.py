@@ -31,7 +31,7 @@ CALLS = """
 
     def run(where="npu"):
         library.clear()
-        mindtorch.npu.staging.staged_counts.clear()
+        mindtorch.npu.counts.staged_counts.clear()
         return varying(x.to(where), norm.to(where))
 """
 
@@ -74,13 +74,13 @@ def test_N5_what_may_vary_runs_through_the_cpu_where_cann_cannot_be_told(in_npu_
     assert "aten::addmm" not in mindtorch.stats()["npu_staged"]
     torch.use_deterministic_algorithms(True)
     library.fail("{option}", 1, 207000)
-    mindtorch.npu.staging.staged_counts.clear()
+    mindtorch.npu.counts.staged_counts.clear()
     found = varying(x.npu(), norm.npu())
     torch.testing.assert_close([each.cpu() for each in found], list(varying(x, norm.cpu())), rtol=1e-3, atol=1e-3)
-    print(*sorted(mindtorch.npu.staging.staged_counts))
+    print(*sorted(mindtorch.npu.counts.staged_counts))
     torch.use_deterministic_algorithms(False)
     run()
-    print(*mindtorch.npu.staging.staged_counts)
+    print(*mindtorch.npu.counts.staged_counts)
         """,
         path=path,
     ).splitlines()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from mindtorch.npu.staging import native_counts, staged_counts
+from mindtorch.npu.counts import native_counts, staged_counts
 
 SIZES = [(5, 4), (3,), ()]
 ADAM = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8}
@@ -119,7 +119,7 @@ def test_N5_fused_adamw_of_a_program_stages_nothing(in_npu_program: Any) -> None
     """As transformers' Trainer has it: each step took all weights and states to the host and back."""
     said = in_npu_program("""
         import mindtorch.npu.compat, torch, torch_npu
-        from mindtorch.npu.staging import staged_counts
+        from mindtorch.npu.counts import staged_counts
         torch.manual_seed(0)
         model = torch.nn.Linear(4, 4).npu()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)

@@ -13,7 +13,7 @@ import torch
 
 from mindtorch._ext import in_flight
 from mindtorch.cli.report_header import _on_gpus, _on_npus
-from mindtorch.npu import staging
+from mindtorch.npu import counts
 from mindtorch.profile import Profiler
 from mindtorch.profile.measure import device_ops
 
@@ -71,7 +71,7 @@ def test_C2_a_native_op_is_waited_for_where_that_is_asked_for(
         torch.zeros(8, device="npu:0")  # no op of torch's dispatcher: the next one must not pay for it
         assert waits() - before == 2
     x + x
-    assert waits() - before == 2 and not staging.watchers
+    assert waits() - before == 2 and not counts.watchers
     found = profiler.report()
     assert found["gpu"]["how"] == "waited" and found["gpu"]["why"] == "GENIE_PROFILE_NPU is wait"
     assert any("genie waited for each op on the NPU" in warning for warning in found["warnings"])
@@ -188,7 +188,7 @@ def test_C2_events_that_fail_cost_the_profile_its_times_and_the_program_nothing(
         assert report["gpu"]["how"] in ("traced", "traced, then waited")
         assert _row(report, "aten::add")["calls"] == 40
         _adds_up(report)
-        assert not staging.watchers
+        assert not counts.watchers
     assert in_flight.stop() == (b"", 0)
 
 

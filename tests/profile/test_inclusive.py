@@ -2,6 +2,7 @@
 
 import os
 import sys
+import sysconfig
 
 import pytest
 import torch
@@ -157,3 +158,8 @@ def test_C2_chains_are_what_the_frames_say():
     assert location.chain(0) == [] and not location.is_own(0)
     with pytest.raises(IndexError, match="chain"):
         location.chain(0xFFFFFFFF)
+
+
+@pytest.mark.parametrize("name", ["stdlib", "platstdlib", "purelib", "platlib", "scripts"])
+def test_C2_the_folders_of_this_python_hold_no_files_of_the_programs(name):
+    assert (sysconfig.get_path(name) + os.sep).startswith(installed_folders())

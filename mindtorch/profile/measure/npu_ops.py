@@ -10,7 +10,7 @@ import numpy as np
 from mindtorch._ext import blocks as _blocks
 from mindtorch._ext import in_flight, streams
 from mindtorch._ext.collect import Collector
-from mindtorch.npu import staging, tensor
+from mindtorch.npu import counts, tensor
 from mindtorch.profile.measure.device_time import ANY, KERNEL, LAUNCH, Traced
 
 __all__ = ["Npu", "NpuOps"]
@@ -27,14 +27,14 @@ class Npu:
     def __init__(self) -> None:
         self.running = False
         self._told: Callable[[Any], None] | None = None
-        self._before = dict(staging.device_counts)
+        self._before = dict(counts.device_counts)
 
     def listen(self, told: Callable[[Any], None] | None) -> None:
         if self._told is not None:
-            staging.watchers.remove(self._told)
+            counts.watchers.remove(self._told)
         self._told = told
         if told is not None:
-            staging.watchers.append(told)
+            counts.watchers.append(told)
 
     def capturing(self) -> bool:
         return False  # there are no graphs of NPUs
@@ -43,7 +43,7 @@ class Npu:
         streams.synchronize(where)
 
     def settle(self) -> None:
-        for index in staging.device_counts:
+        for index in counts.device_counts:
             streams.synchronize(index)
 
     def start(self) -> str:
@@ -74,7 +74,7 @@ class Npu:
 
     def memory(self) -> dict[int, tuple[int, int]]:
         return {index: (_blocks.max_memory_allocated(index), _blocks.max_memory_reserved(index))
-                for index, calls in staging.device_counts.items() if calls > self._before.get(index, 0)}  # fmt: skip
+                for index, calls in counts.device_counts.items() if calls > self._before.get(index, 0)}  # fmt: skip
 
 
 class NpuOps:
@@ -85,7 +85,7 @@ class NpuOps:
 
     def __init__(self, collector: Collector) -> None:
         self._collector = collector
-        for index in staging.device_counts:  # what was queued before is not the first op's
+        for index in counts.device_counts:  # what was queued before is not the first op's
             streams.synchronize(index)
         self._before = _counts()
         self.native: dict[str, int] = {}
@@ -117,4 +117,4 @@ class NpuOps:
 
 
 def _counts() -> tuple[dict[Any, int], dict[Any, int], dict[Any, int]]:
-    return dict(staging.native_counts), dict(staging.staged_counts), dict(staging.device_counts)
+    return dict(counts.native_counts), dict(counts.staged_counts), dict(counts.device_counts)

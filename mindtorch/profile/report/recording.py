@@ -87,7 +87,7 @@ class Label(NamedTuple):
         return Label(self.calls + more.calls, self.ns + more.ns, least, most)
 
 
-@dataclass
+@dataclass(repr=False, eq=False)  # whose making takes a third of the time
 class Stage:
     """One of `STAGES`. Of a measured run, times and bytes are as recorded; of an estimate, as predicted."""
 
@@ -156,7 +156,7 @@ class Loaded(NamedTuple):
     starting: float
 
 
-@dataclass
+@dataclass(repr=False, eq=False)
 class Recording:
     """Everything by stage, by signature (a distinct call: its number is a row's first column), by path id of a module.
 
