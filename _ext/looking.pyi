@@ -9,7 +9,14 @@ class _Looking:
 @final
 class Look(_Looking):
     collector: Collector | None
-    def __init__(self, skipped: tuple[str, ...], waits: dict[tuple[str, str], int], loads: tuple[str, str]) -> None: ...
+    def __init__(
+        self,
+        skipped: tuple[str, ...],
+        waits: dict[tuple[str, str], int],
+        loads: tuple[str, str],
+        library: tuple[str, ...],
+        packages: tuple[str, ...],
+    ) -> None: ...
 
 @final
 class HostLook(_Looking):
@@ -21,4 +28,5 @@ class HostLook(_Looking):
         thread: int,
         installed: tuple[str, ...],
         lost: Callable[[], int],
+        library: tuple[str, ...],
     ) -> None: ...

@@ -9,7 +9,6 @@ cimport cython
 
 import os
 import sys
-import sysconfig
 
 import numpy as np
 
@@ -47,20 +46,23 @@ cdef class Look(_Looking):
     `skipped`: beginnings of the names of files that are never the program's own. `waits`: {(file, name) of a function
     that waits, or its code: a number for what it waits for}; of several that call each other the greatest counts.
     `loads`: (file, name) of the function that gives the next batch: what called it is told by the program's own line,
-    not by that of a progress bar around the loader.
+    not by that of a progress bar around the loader. `library`: folders of the standard library, within which folders
+    with a name of `packages` hold what is installed.
     """
     cdef public object collector               # a Collector, or None: nothing is noted
     cdef dict waits
-    cdef tuple skipped, installed, loads
-    cdef str library
+    cdef tuple skipped, installed, loads, library
     cdef dict own                              # file -> is it the program's?
 
-    def __init__(self, skipped, waits, loads):
+    def __init__(self, skipped, waits, loads, library, packages):
         self.waits = waits
         self.loads = loads
         self.skipped = (*skipped, os.path.dirname(np.__file__) + os.sep)
-        self.library = sysconfig.get_path("stdlib") + os.sep
-        self.installed = (sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep)
+        self.library = library
+        self.installed = ()
+        for folder in library:
+            for name in packages:
+                self.installed += (folder + name + os.sep,)
         self.own = {}
 
     cdef object note(self):
@@ -113,9 +115,8 @@ cdef class HostLook(_Looking):
     cdef bint own
     cdef readonly dict ns                      # by location, of the program's line
 
-    def __init__(self, position, skipped, thread, installed, lost):
+    def __init__(self, position, skipped, thread, installed, lost, library):
         self.position, self.skipped, self.thread, self.lost = position, skipped, thread, lost
-        library = (sysconfig.get_path("stdlib") + os.sep, sysconfig.get_path("platstdlib") + os.sep)
         self.library = ("<", *library)
         self.installed = ()
         for folder in installed:

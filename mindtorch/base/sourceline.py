@@ -12,7 +12,7 @@ from typing import Any
 from .._ext import context as _context
 from .errors import NPUError
 
-__all__ = ["INSTALLED", "current", "facts", "here", "installed", "named", "text_of"]
+__all__ = ["INSTALLED", "STANDARD", "current", "facts", "here", "installed", "named", "text_of"]
 
 
 def text_of(location: int) -> str:
@@ -49,6 +49,17 @@ def facts(where: tuple[str, int, str] | None) -> dict[str, Any]:
 
 #: Folders that hold packages, whatever the path.
 INSTALLED = ("site-packages", "dist-packages")
+
+
+def _standard() -> tuple[str, ...]:
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    prefixes = (sys.base_prefix, sys.base_exec_prefix, sys.prefix, sys.exec_prefix)
+    found = (os.path.join(prefix, sub, version) for prefix in prefixes for sub in ("lib", sys.platlibdir))
+    return tuple(folder + os.sep for folder in dict.fromkeys((os.path.dirname(os.__file__), *found)))
+
+
+#: Folders of the standard library, with a separator at the end. (`sysconfig` takes longer to load than all of these.)
+STANDARD = _standard()
 
 
 def installed() -> tuple[str, ...]:

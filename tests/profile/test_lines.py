@@ -286,7 +286,7 @@ def test_L1_a_look_lets_nothing_else_run():
         def seen_at(self, timeline, place, waits):
             seen.append(len(collections))
 
-    look = looking.Look((__file__,), {}, ("", ""))  # goes up to whoever calls the test
+    look = looking.Look((__file__,), {}, ("", ""), (), ())  # goes up to whoever calls the test
     look.collector = Stub()
 
     def deep(n):

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from mindtorch._ext import looking
+from mindtorch.base.sourceline import STANDARD
 from mindtorch.profile import Profiler
 from mindtorch.profile.estimate import host_time
 
@@ -58,7 +59,7 @@ def test_C2_a_thread_that_is_at_no_line_of_the_programs_is_waited_for():
 def look_again(lost=lambda: 0):
     """The gaps around two looks in the same stretch of the program's own time, and what they say of it."""
     ops = iter([1, 2, 2, 2, 3, 3])
-    found = looking.HostLook(lambda: next(ops), (), threading.get_ident(), ("/nowhere/",), lost)
+    found = looking.HostLook(lambda: next(ops), (), threading.get_ident(), ("/nowhere/",), lost, STANDARD)
     for _ in range(2):
         found.look()
         time.sleep(0.02)

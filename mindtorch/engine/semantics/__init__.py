@@ -76,14 +76,9 @@ def skipped_prefixes() -> tuple[str, ...]:
 def installed_folders() -> tuple[str, ...]:
     """Where the standard library is, and what is installed, the command included: none of the program's own files."""
     command = getattr(sys.modules.get("mindtorch.cli"), "__file__", None)  # elsewhere than the package, when developed
-    # As `sysconfig` has them, which takes longer to load than all our questions to it.
-    prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
-    version = "python{}.{}".format(*sys.version_info)
-    libraries = [os.path.join(prefix, sub, version) for prefix in prefixes for sub in ("lib", sys.platlibdir)]
-    scripts = os.path.dirname(sys.executable)
     places = [os.path.dirname(command)] if command else []
-    folders = [folder + os.sep for folder in (*places, os.path.dirname(os.__file__), *sorted(libraries), scripts)]
-    return tuple(dict.fromkeys((*sourceline.installed(), *folders)))
+    folders = (folder + os.sep for folder in (*places, os.path.dirname(sys.executable)))
+    return tuple(dict.fromkeys((*sourceline.installed(), *folders, *sourceline.STANDARD)))
 
 
 def _of_deprecated() -> list[types.ModuleType]:

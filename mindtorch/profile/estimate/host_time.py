@@ -50,6 +50,7 @@ class HostTime:
             threading.get_ident(),
             installed_folders(),
             lambda: self._queue.waited() + self._garbage.ns,
+            sourceline.STANDARD,
         )
         self._look = look
         self.sampler = Sampler(self._look.look)

@@ -33,6 +33,7 @@ from mindtorch._ext.signals import raise_soon
 from mindtorch.base.children import ChildWatch
 from mindtorch.base.errors import LazyTensorError
 from mindtorch.base.patching import Patch, Patches
+from mindtorch.base.sourceline import INSTALLED, STANDARD
 from mindtorch.base.threads import ThreadWatch, under
 from mindtorch.engine import semantics
 from mindtorch.engine.execute import local, tensors, values
@@ -122,7 +123,7 @@ class Profiler(Run):
         self._begun_ns, self._begun = begun_ns, 0  # of the run, of the stage
         self._began: dict[str, int] = {}  # each of them, last
         self._used = False
-        look = Look(skipped_prefixes(), waiting.functions(), (phases.__file__, "_next"))
+        look = Look(skipped_prefixes(), waiting.functions(), (phases.__file__, "_next"), STANDARD, INSTALLED)
         self.collector = Mode(describe, count, torch.Tensor, self._on_mark, max_events, None, look.look)
         look.collector = self.collector
         self.sampling, self.kept = SamplingProfile(self.collector), peak.Kept(self.collector.balance)

@@ -76,7 +76,7 @@ def package_of(file: str) -> str:
         if name in folders[:-1]:
             at = len(folders) - 1 - folders[::-1].index(name)
             return folders[at + 1].removesuffix(".py")
-    if file.startswith(os.path.dirname(os.__file__) + os.sep):
+    if file.startswith(sourceline.STANDARD):
         return "standard library"
     for folder in sourceline.installed():  # last: it asks the system where the program is
         if file.startswith(folder):
