@@ -24,6 +24,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from .. import ops
 from .._ext import context as _context
 from .._ext import lazy as _core
+from ..base.jit_tracing import without_our_modes
+from ..base.patching import Patches
 from ..base.threads import ThreadWatch
 from ..engine.semantics.owners import named_tensors
 from ..ops import schema
@@ -319,11 +321,14 @@ def stop(graph: ComputationGraph) -> None:
 @contextmanager
 def _everywhere(recorder: Recorder) -> Iterator[None]:
     _recording.append(recorder)
+    patches = Patches(yields=True)
+    patches.put(without_our_modes(lambda begins: None))
     try:
         with recorder, ThreadWatch(recorder):
             yield
     finally:
         recorder.stopped = True
+        patches.undo()
         _recording.remove(recorder)
 
 
@@ -332,7 +337,7 @@ def capture() -> Iterator[ComputationGraph]:
     """Record every torch op within the block, of plain and lazy tensors alike, in this thread and those that it starts.
 
     Tensors from outside are input nodes; parameters are input nodes of kind ``parameter``, with their qualified name
-    once the module that owns them was called.
+    once the module that owns them was called. What `torch.jit.trace` runs to trace a function is not recorded.
     """
     graph = ComputationGraph()
     recorder = Recorder(graph)

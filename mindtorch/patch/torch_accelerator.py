@@ -7,7 +7,8 @@ device's own counts them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -78,6 +79,17 @@ def patches(module: Any) -> Iterator[Patch]:
     )
     # Whom process groups and meshes are for without being told: to C++ our tensors are on the CPU.
     yield torch._C, "_get_accelerator", lambda check=None: torch.device("cpu")
+    if torch.distributed.is_available():  # as of torch 2.15, its process groups ask torch.accelerator
+        groups = torch.distributed.distributed_c10d.BackendConfig
+        yield groups, "__init__", _of_cpu(groups.__init__)
+
+
+def _of_cpu(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def __init__(self: Any, backend: Any) -> None:
+        init(self, "cpu:gloo" if backend == torch.distributed.Backend.UNDEFINED else backend)
+
+    return __init__
 
 
 def of_npus() -> Iterator[Patch]:

@@ -1,10 +1,12 @@
 """C1: programs that trace or compile run under a profile as without it."""
 
 import textwrap
+from contextlib import nullcontext
 
 import torch
 from torch import nn
 
+import mindtorch
 from mindtorch.profile import Profiler
 
 
@@ -58,3 +60,14 @@ def test_C1_a_compiled_model_that_is_called_by_name_runs(after_torch):
         assert profiler.compiled < 12, profiler.compiled
     """
     after_torch(textwrap.dedent(program))
+
+
+def test_L10_what_is_traced_within_a_capture_runs():
+    """The tracer failed through the capture's mode, within a profile or not."""
+    net, x, before = Scaled(), torch.ones(2, 4), (torch.jit.trace_module, torch.jit._trace._trace_impl)
+    for outer in (nullcontext(), Profiler(whole=True)):
+        with outer, mindtorch.capture() as graph:
+            traced = torch.jit.trace(net, x)
+            assert torch.equal(traced(x), net(x))
+        assert [node.op for node in graph.nodes].count("aten::addmm") == 2  # the calls, not what was traced
+    assert (torch.jit.trace_module, torch.jit._trace._trace_impl) == before

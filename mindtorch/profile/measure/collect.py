@@ -32,6 +32,7 @@ from mindtorch._ext.opinfo import Op
 from mindtorch._ext.signals import raise_soon
 from mindtorch.base.children import ChildWatch
 from mindtorch.base.errors import LazyTensorError
+from mindtorch.base.jit_tracing import without_our_modes
 from mindtorch.base.patching import Patch, Patches
 from mindtorch.base.sourceline import INSTALLED, STANDARD
 from mindtorch.base.threads import ThreadWatch, under
@@ -54,7 +55,7 @@ from mindtorch.profile.measure.run_queue import RunQueue
 from mindtorch.profile.measure.sampling import SamplingProfile
 from mindtorch.profile.measure.started_workers import Loading
 from mindtorch.profile.measure.thread_work import Threads
-from mindtorch.profile.measure.watches import CompileWatch, ProfilerWatch, compiled_frames, of_reducers, of_tracing
+from mindtorch.profile.measure.watches import CompileWatch, ProfilerWatch, compiled_frames, of_reducers
 from mindtorch.profile.report import times
 from mindtorch.profile.report.recording import STAGES, Label, Places, Recording, Stage, furthest
 
@@ -185,7 +186,7 @@ class Profiler(Run):
         self._launches = Patches(yields=True)
         self._launches.put_when_loaded("triton.runtime.jit", _of_triton)
         self._launches.put(of_reducers(collector.balance))
-        self._launches.put(of_tracing(self._compiling))
+        self._launches.put(without_our_modes(self._compiling))
         self._watch = ImportWatch(collector.begin_import, self._imported).__enter__()
         self._watch.found["torch"] = collector.imported
         collector.__enter__()

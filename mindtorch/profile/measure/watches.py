@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from mindtorch._ext.balance import Balance
 from mindtorch.base.patching import Patch, Patches
@@ -97,28 +96,3 @@ def of_reducers(balance: Balance) -> list[Patch]:
         return call
 
     return [(kind, name, noted(getattr(kind, name))) for name in ("__init__", "_rebuild_buckets")]
-
-
-def of_tracing(compiling: Callable[[bool], None]) -> list[Patch]:
-    """``torch.jit.trace`` and what exporters call in its place, without the profile's mode, and as compiling: through
-    any mode the tracer loses what numbers of the program were made of, and fails."""
-
-    def apart(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def trace(*args: Any, **kwargs: Any) -> Any:
-            if len(_get_current_dispatch_mode_stack()) != 1:  # none, or one of the program's, too
-                return original(*args, **kwargs)
-            compiling(True)
-            try:
-                with _disable_current_modes():
-                    return original(*args, **kwargs)
-            finally:
-                compiling(False)
-
-        return trace
-
-    names = ("_trace_impl", "trace_module", "_get_trace_graph")
-    return [
-        (owner, name, apart(getattr(owner, name)))
-        for owner in (torch.jit._trace, torch.jit) for name in names if hasattr(owner, name)
-    ]  # fmt: skip
