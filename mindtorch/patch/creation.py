@@ -95,7 +95,8 @@ def _info(func: Callable[..., Any]) -> Any:
 def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
     """The tensor of ours that ``func(*args, **kwargs)`` makes; ``kwargs["device"]`` is ours, or the data is."""
     try:
-        return _create(func, args, kwargs)
+        made = _create(func, args, kwargs)
+        return inside.lifted(made) if kwargs.get("out") is None else made
     except TypeError:
         _refused_by_torch(func, args, kwargs)
         raise

@@ -82,8 +82,6 @@ def create_shown(func: Any, args: tuple, kwargs: dict[str, Any], from_data: bool
     options = {name: value for name, value in kwargs.items() if name != "requires_grad"}
     if from_data:
         modes = _dispatch._get_current_dispatch_mode_stack()
-        if any(getattr(mode, "_mode_key", None) is not None for mode in modes):
-            return NotImplemented
         with Modes():
             made = creation.create(func, args, options)
         with Modes(*modes):

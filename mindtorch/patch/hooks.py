@@ -76,6 +76,7 @@ def enable() -> None:
     slot.watch()
     held.put_when_loaded("triton.runtime.jit", _of_triton)
     held.put_when_loaded("torch._dynamo.convert_frame", tracing.of_dynamo)
+    held.put_when_loaded("torch.fx.experimental.proxy_tensor", tracing.of_make_fx)
     if npu_is_ours:
         held.put(_of_npus())
         _hooks.take_pinning(True)
@@ -177,7 +178,7 @@ def create(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         _, kwargs = _numbered((), kwargs)
     place = where(kwargs.get("device"))
     if place is NPU:
-        return npu_creation.create(func, args, kwargs)
+        return inside.lifted(npu_creation.create(func, args, kwargs))
     if kwargs.get("pin_memory") and place is TORCHS:
         return npu_creation.create_pinned(func, args, kwargs)
     if isinstance(kwargs.get("generator"), generators.Generator) and place is not RECORDED:

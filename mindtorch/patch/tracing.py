@@ -1,10 +1,11 @@
 """What takes programs apart by watching them meets tensors of ours.
 
 ``torch.jit.trace`` watches C++ handle tensors with memory, which ours do not have: refused in one clear error, as is
-``torch.export`` of NPU tensors. A program traced on the CPU runs on tensors of ours as any other; under ``genie run``,
-a module that the program moved there is traced there, whatever device its inputs were made on. Scripted modules with
-tensors of ours cannot be saved either. ``torch.compile`` runs calls on tensors of ours as they are, also where it is to
-make one graph of them (``fullgraph=True``).
+``torch.export`` of NPU tensors, and ``make_fx`` where its graph would hold values of recorded tensors. A program traced
+on the CPU runs on tensors of ours as any other; under ``genie run``, a module that the program moved there is traced
+there, whatever device its inputs were made on. Scripted modules with tensors of ours cannot be saved either.
+``torch.compile`` runs calls on tensors of ours as they are, also where it is to make one graph of them
+(``fullgraph=True``).
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from ..base.errors import UnsupportedOperationError
 from ..base.patching import Patch, for_builtins
 from ..devices import mode
 from ..devices.places import where
+from ..engine.execute import values
+from ..engine.record.inside import PROXY
 from ..npu.tensor import is_npu
 from . import attention
 from .module_moves import is_opaque
 
-__all__ = ["held_by", "not_saved", "not_traced", "of_dynamo", "patches"]
+__all__ = ["held_by", "not_saved", "not_traced", "of_dynamo", "of_make_fx", "patches"]
 
 
 def not_traced(device: Any) -> UnsupportedOperationError:
@@ -146,11 +149,11 @@ class _Compiling(threading.local):
 _compiling_now = _Compiling()
 
 
-def _are_ours(values: Iterable[Any]) -> bool:
+def _are_ours(given: Iterable[Any]) -> bool:
     """Is a tensor of ours among them, in what they contain, or does a module hold one?"""
     return any(
         any(map(is_opaque, held_by(leaf))) if isinstance(leaf, torch.nn.Module) else is_opaque(leaf)
-        for leaf in tree_leaves(list(values)) if isinstance(leaf, (torch.Tensor, torch.nn.Module))
+        for leaf in tree_leaves(list(given)) if isinstance(leaf, (torch.Tensor, torch.nn.Module))
     )  # fmt: skip
 
 
@@ -191,9 +194,53 @@ def of_dynamo(convert_frame: Any) -> Iterator[Patch]:
     yield from torch_facts.met_by_dynamo(_meets)
 
 
-def _meets(values: Iterable[Any]) -> None:
+def _traces() -> bool:
+    """Is a call of the program's traced, not one of ours within it?"""
+    return torch._C._get_dispatch_mode(PROXY) is not None  # type: ignore[attr-defined]
+
+
+def of_make_fx(proxy_tensor: Any) -> Iterator[Patch]:
+    """``make_fx`` on recorded tensors refuses what its graph would hold as a constant: values that are read."""
+    tracer = getattr(proxy_tensor, "_MakefxTracer", None)
+    if tracer is None:
+        torch_facts.lost["torch.fx.experimental.proxy_tensor._MakefxTracer"] = "make_fx keeps values that are read"
+        return
+    original = tracer._trace_inner
+
+    @functools.wraps(original)
+    def trace(self: Any, f: Any, *args: Any) -> Any:
+        there = next((t for t in tree_leaves(args) if is_opaque(t)), None)
+        if there is None:
+            return original(self, f, *args)
+        if self.pre_dispatch:
+            raise UnsupportedOperationError(
+                f"[make_fx] expected tensors on the CPU with pre_dispatch=True, got one on {there.device}"
+            )
+        thread = threading.get_ident()
+
+        def refuse(tensors: Iterable[Any], reason: str) -> None:
+            if (
+                threading.get_ident() == thread
+                and _traces()
+                and any(t in self.fx_tracer.tensor_tracker for t in tensors)
+            ):
+                raise UnsupportedOperationError(
+                    f"[make_fx] expected a function that stays on {there.device}, got one that reads a traced value "
+                    f"({reason}): the graph would hold it as a constant"
+                )
+
+        values.refusing.append(refuse)
+        try:
+            return original(self, f, *args)
+        finally:
+            values.refusing.remove(refuse)
+
+    yield tracer, "_trace_inner", trace
+
+
+def _meets(met: Iterable[Any]) -> None:
     """Tensors that a frame reads, and devices that its calls are given."""
-    for value in values:
+    for value in met:
         if where(getattr(value, "device", None) if isinstance(value, torch.Tensor) else value).ours:
             _compiling_now.met = True
 

@@ -89,7 +89,7 @@ def _lazy_inside(t: torch.Tensor, index: int) -> Any:
     if _functorch.is_gradtrackingtensor(t):
         inner = _lazy_inside(_functorch.get_unwrapped(t), index)
         return _functorch._wrap_for_grad(inner, _functorch.maybe_get_level(t))
-    return tensors.from_plain(t, index)
+    return tensors._upload(t, index)  # no transform is told of the copy: it becomes theirs as the plain draw was
 
 
 class _ZerosOfRules(TorchDispatchMode):

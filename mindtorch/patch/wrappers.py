@@ -89,9 +89,9 @@ def shows(t: torch.Tensor, target: Any) -> bool:
 
 
 def _program_modes() -> list[Any] | None:
-    """The dispatch modes that are on; None if one of them is torch's own (fake tensors, proxies)."""
+    """The dispatch modes that are on, ``make_fx``'s too; None if one of them has tensors of its own (fake ones)."""
     stack = _get_current_dispatch_mode_stack()
-    return None if any(getattr(entry, "_mode_key", None) is not None for entry in stack) else stack
+    return None if any(getattr(entry, "_mode_key", None) not in (None, inside.PROXY) for entry in stack) else stack
 
 
 def moved(t: torch.Tensor, device: Any, dtype: Any, non_blocking: bool, memory_format: Any) -> Any:
@@ -122,7 +122,12 @@ class _Move(torch.autograd.Function):
 
 
 def _asked(t: torch.Tensor, options: dict[str, Any]) -> Any:
-    stack = _program_modes()
+    stack = _program_modes() or []
+    traces = _get_dispatch_mode(inside.PROXY)
+    if traces is not None:
+        options = {name: value for name, value in options.items() if name != "layout"}  # which `to` does not take
+        with Modes(*(entry for entry in stack if entry is not traces)):
+            return _traced(traces.tracer, t, options, t.to(**options, copy=True))
     with torch._C._AutoDispatchBelowAutograd():  # type: ignore[attr-defined]
         if stack and isinstance(options["device"], torch.device):
             with Modes(_Moving(), *stack):
@@ -132,6 +137,16 @@ def _asked(t: torch.Tensor, options: dict[str, Any]) -> Any:
 
 
 _to_copy = torch.ops.aten._to_copy.default
+_get_dispatch_mode = torch._C._get_dispatch_mode  # type: ignore[attr-defined]
+
+
+def _traced(tracer: Any, t: torch.Tensor, options: dict[str, Any], out: Any) -> Any:
+    """``out``, in the graph of ``make_fx`` as a copy of ``t``: as a constant it would be the same in each call."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_slot, track_tensor_tree  # loaded by whoever traces
+
+    source = get_proxy_slot(t, tracer, t, lambda found: found.proxy)
+    proxy = tracer.create_proxy("call_method", "to", (source,), options)
+    return track_tensor_tree(out, proxy, constant=None, tracer=tracer)
 
 
 class _Moving(TorchDispatchMode):

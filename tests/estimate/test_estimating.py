@@ -402,3 +402,15 @@ def test_C4_the_chosen_device_of_two_is_as_torchs_context_managers_say() -> None
             raise KeyError
         assert torch.cuda.current_device() == 0
         assert issubclass(torch.cuda.device_of, torch.cuda.device)
+
+
+def test_C4_a_module_may_be_made_in_what_torch_func_transforms() -> None:
+    """Its weights were made past the transform, which refused to initialize them."""
+
+    def loss(w: torch.Tensor) -> torch.Tensor:
+        layer = torch.nn.Linear(4, 2)
+        assert layer.weight.requires_grad and type(layer.weight) is torch.nn.Parameter
+        return layer(w).sum()
+
+    with estimating(Accelerator("Test GPU", 10**9)):
+        assert torch.func.grad(loss)(torch.ones(4)).shape == (4,)

@@ -98,3 +98,12 @@ def test_D5_a_class_that_holds_npu_tensors_is_where_they_are(npu: ModuleType) ->
     for device in (f"npu:{npu.device_count() - 1}", "npu:0", "remote_accelerator:0", "cpu"):
         held = torch.ones(2, device=device)
         assert str(TwoTensor(held, held).device) == str(held.device) == device
+
+
+def test_N5_a_tensor_made_in_what_torch_func_transforms_may_be_written(library: Any) -> None:
+    def loss(w: torch.Tensor) -> torch.Tensor:
+        made = torch.ones(3, device=w.device).mul_(2)
+        return (torch.nn.Parameter(torch.ones(3, device=w.device)) * made * w).sum()
+
+    w = torch.ones(3)
+    assert torch.equal(torch.func.grad(loss)(w.to("npu:0")).cpu(), torch.func.grad(loss)(w))

@@ -332,9 +332,8 @@ def from_plain(t: torch.Tensor, index: int) -> Any:
     """A lazy tensor with a copy of plain tensor ``t``; differentiable."""
     if (below := inside.below(t)) is not None:
         return below(lambda t: from_plain(t, index), t)
-    if _has_rules(t):
-        return _FromPlain.apply(t, index)
-    return _upload(t, index)
+    made = _FromPlain.apply(t, index) if _has_rules(t) else _upload(t, index)
+    return inside.traced(made) if _dispatch_modes() else made
 
 
 def to_plain(

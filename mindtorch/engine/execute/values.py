@@ -181,6 +181,8 @@ def materialize(
 def read(tensors: Sequence[Any], reason: str, whole: bool = False) -> list[torch.Tensor]:
     """The values of lazy tensors as plain tensors, not to be written to; ``whole``: which share storage as those do."""
     global _awaited
+    for refuse in refusing:
+        refuse(tensors, reason)
     with lock:
         there = executor()
         begun, waits = time.perf_counter_ns(), there.waits
@@ -199,6 +201,8 @@ def read(tensors: Sequence[Any], reason: str, whole: bool = False) -> list[torch
 
 
 _awaited = False
+#: Each is asked before a program's read, and raises if these tensors have no value that it may see.
+refusing: list[Callable[[Sequence[Any], str], object]] = []
 
 
 def is_awaited() -> bool:

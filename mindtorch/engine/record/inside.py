@@ -10,7 +10,7 @@ from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
 from ..._ext import lazy as _core
 
-__all__ = ["below_functionalization", "differentiates", "hides", "index_inside", "wrapped"]
+__all__ = ["below_functionalization", "differentiates", "hides", "index_inside", "lifted", "traced", "wrapped"]
 _functorch = torch._C._functorch
 
 
@@ -29,6 +29,25 @@ def hides(t: Any) -> bool:
         return False
     index = index_inside(t)
     return index is not None and index >= 0
+
+
+def lifted(made: Any) -> Any:
+    """What was created within transforms, as theirs: else they take it for a tensor from outside, not to be written."""
+    if _functorch.peek_interpreter_stack() is None or wrapped(made) or made.layout is not torch.strided:
+        return made
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.ops.aten.lift_fresh.default(made)
+
+
+def traced(made: Any) -> Any:
+    """What came to a device of ours while ``make_fx`` traces: a constant of its graph, copied in each of its runs."""
+    if torch._C._get_dispatch_mode(PROXY) is None:  # type: ignore[attr-defined]
+        return made
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch.ops.aten.lift_fresh.default(made)
+
+
+PROXY = torch._C._TorchDispatchModeKey.PROXY  # type: ignore[attr-defined]
 
 
 def wrapped(t: torch.Tensor) -> bool:

@@ -9,13 +9,15 @@ One file: a class of ours is made with its ``__torch_function__``, and who else 
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
 import torch
+from torch._C import _functorch
 from torch.overrides import TorchFunctionMode
 
 from ..._ext import intercept as _intercept
@@ -337,7 +339,7 @@ def make_subclass(cls: type, data: torch.Tensor, require_grad: bool = False, **o
     """``torch.Tensor._make_subclass(cls, data)`` where class or data are ours."""
     if _core.get_handle(data) is None:
         return _torch_make_subclass(plain_class(cls), data, require_grad, **options)
-    with Unseen(), NoGrad():
+    with _new_leaf():
         return requiring(_dressed(data.detach(), plain_class(cls)), require_grad)
 
 
@@ -360,8 +362,24 @@ def patches() -> list[Patch]:
 
 def as_parameter(cls: type, data: Any, requires_grad: bool) -> Any:
     """``cls(data, requires_grad)`` for a class of parameters, and data of ours."""
-    with Unseen(), NoGrad():
+    with _new_leaf():
         return requiring(twin(data.detach(), class_for(plain_class(cls), type(data)._family, False)), requires_grad)
+
+
+@contextlib.contextmanager
+def _new_leaf() -> Iterator[None]:
+    """For what torch's C++ does below modes, classes and transforms: the program sees a new tensor only."""
+    with Unseen(), NoGrad():
+        if _functorch.peek_interpreter_stack() is None:
+            yield
+            return
+        before = _functorch.get_inplace_requires_grad_allowed()
+        _functorch.set_inplace_requires_grad_allowed(True)
+        try:
+            with torch._C._DisableFuncTorch():
+                yield
+        finally:
+            _functorch.set_inplace_requires_grad_allowed(before)
 
 
 def requiring(t: Any, requires_grad: bool) -> Any:

@@ -18,7 +18,7 @@ from ...devices import mode
 from ...devices.lazy_device import place_of
 from ...devices.names import default_device_kept
 from ...engine.execute import tensors, values
-from ...engine.record import meta
+from ...engine.record import inside, meta
 from ...engine.record.meta import MetaParameter, MetaTensor, _FastMetaTensor, as_meta
 from ...engine.tensor import classes
 from ...patch import flags, hooks, triton_kernels
@@ -129,6 +129,7 @@ _TYPES = (MetaTensor, MetaParameter, _FastMetaTensor)
 
 def _new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
     # Made from a plain tensor (``torch.Tensor(3, 4)``, a file's contents): weights are never read.
-    if type(data) in (torch.Tensor, torch.nn.Parameter) and not torch._C._is_torch_function_all_disabled():
+    plain = type(data) in (torch.Tensor, torch.nn.Parameter) and inside.index_inside(data) is None
+    if plain and not torch._C._is_torch_function_all_disabled():
         data = as_meta(data.detach(), place_of(data.device))
     return classes.new_parameter(cls, data, requires_grad)
