@@ -106,5 +106,5 @@ cdef void leave_named(mt_tls *t, uint32_t index, bint late) noexcept
 cdef void log_seen(mt_tls *t, uint32_t module) noexcept
 cdef void note_seen(mt_tls *t) noexcept
 cdef bint is_constructor(PyObject *code) noexcept
-cdef bint is_followed(uint8_t before) noexcept         # an outermost call, which begins in that phase
+cdef bint is_followed(uint8_t before, PyObject *module) noexcept    # its outermost call, which begins in that phase
 cdef uint8_t phase_of(PyObject *module, tuple given, dict named) noexcept      # … as `follow_generation` says

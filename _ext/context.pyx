@@ -129,7 +129,8 @@ cdef object _sequence_nr = None
 cdef object _current_node = None
 cdef object _grad_enabled = None
 cdef object _parameter_owner = None
-cdef object _enters_call = None, _left_call = None
+cdef object _enters_call = None, _left_call = None, _without_gradients = None
+cdef dict _switching_off = {}                  # class of modules -> the same, asked once
 
 cdef enum:
     MOST_FOLLOWERS = 16
@@ -430,7 +431,7 @@ cdef PyObject *entered_call(mt_tls *t, PyObject *original, bint own, PyObject **
         id = path_of_outermost(module, 0)
         if id != NO_PATH and phase < PHASE_PREFILL:    # else what the program has announced: see enter_stage
             phase = PHASE_FORWARD
-            if is_followed(previous_phase):
+            if is_followed(previous_phase, module):
                 phase, followed = phase_of_call(args, nargsf & ARGUMENT_COUNT, kwnames), True
     if id == NO_PATH:
         return NULL
@@ -453,6 +454,7 @@ cdef PyObject *entered_call(mt_tls *t, PyObject *original, bint own, PyObject **
         leave(t, depth, previous, previous_phase, id)
         if followed:
             call_ended(module, result)
+            t.between = 0                      # no loss is made of what has no gradients
         return result
     PyErr_Fetch(&kind, &value, &trace)         # leave() calls Python functions, which need a clear error state
     leave_named(t, t.named_from, True)
@@ -465,8 +467,23 @@ cdef PyObject *entered_call(mt_tls *t, PyObject *original, bint own, PyObject **
     return NULL
 
 
-cdef bint is_followed(uint8_t before) noexcept:
-    return _enters_call is not None and before == PHASE_OTHER and not mt_call_number(<PyObject *> _grad_enabled, 1)
+cdef bint is_followed(uint8_t before, PyObject *module) noexcept:
+    if _enters_call is None or before != PHASE_OTHER:
+        return False
+    return not mt_call_number(<PyObject *> _grad_enabled, 1) or switches_off(module)
+
+
+cdef bint switches_off(PyObject *module) noexcept:
+    """Gradients, in its own `forward`."""
+    cdef object kind = type(<object> module), found
+    try:
+        found = _switching_off.get(kind)
+        if found is None:
+            found = _switching_off[kind] = _without_gradients is not None and _without_gradients(kind)
+        return found
+    except BaseException as error:
+        raise_soon(error)
+    return False
 
 
 cdef uint8_t phase_of_call(PyObject **args, size_t n, PyObject *kwnames) noexcept:
@@ -498,13 +515,15 @@ cdef void call_ended(PyObject *module, PyObject *result) noexcept:
         raise_soon(error)
 
 
-def follow_generation(enters, left):
+def follow_generation(enters, left, without_gradients=None):
     """Ask ``enters(module, args, kwargs)`` for the phase of each outermost call without gradients; None: ask nobody.
 
     Where it has answered, ``left(module, result)`` follows when the call is over; result: None where it failed.
+    ``without_gradients(class)``: whether calls of its modules have none wherever they are made; None: of no class.
     """
-    global _enters_call, _left_call
-    _enters_call, _left_call = enters, left
+    global _enters_call, _left_call, _without_gradients
+    _enters_call, _left_call, _without_gradients = enters, left, without_gradients
+    _switching_off.clear()
 
 
 def settle(phase, was=PHASE_CANDIDATE):

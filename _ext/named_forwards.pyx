@@ -218,7 +218,7 @@ cdef void enter(mt_tls *t, const Running *at) noexcept:
     else:
         id = path_of_outermost(at.module, 0)
         if id != NO_PATH and phase < PHASE_PREFILL:
-            followed = is_followed(phase)
+            followed = is_followed(phase, at.module)
             phase = phase_of(at.module, (), arguments(at.steps)) if followed else <uint8_t> PHASE_FORWARD
     if id == NO_PATH:
         PyErr_Clear()                          # it counts to the caller

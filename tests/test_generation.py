@@ -163,6 +163,26 @@ def test_L12_with_gradients_and_without_integers_it_is_forward() -> None:
     assert generated.facts("main") is None
 
 
+@pytest.mark.parametrize(
+    "switch, expected",
+    [
+        (torch.no_grad(), "pddd"), (torch.no_grad, "pddd"), (torch.inference_mode(), "pddd"),
+        (torch.inference_mode(False), "ffff"), (torch.enable_grad(), "ffff"), (None, "ffff"),
+    ],
+)  # fmt: skip
+def test_L12_a_forward_that_switches_gradients_off_generates_wherever_it_is_called(switch: Any, expected: str) -> None:
+    class Decorated(Model):
+        forward = Model.forward if switch is None else switch(Model.forward)
+
+    model = Decorated()
+
+    def program() -> None:
+        with torch.enable_grad():
+            generate(model, "cpu")
+
+    assert phases(program) == expected
+
+
 def test_L12_a_call_that_fails_is_no_prefill() -> None:
     model = Model()
 

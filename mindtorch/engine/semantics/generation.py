@@ -36,6 +36,7 @@ from mindtorch._ext import context
 from mindtorch._ext import lazy as _core
 from mindtorch._ext.signals import by_signal_handler
 from mindtorch.engine.semantics import own_attributes, owners
+from mindtorch.engine.semantics.no_gradients import without_gradients
 
 __all__ = ["Generated", "install", "listeners", "over", "uninstall"]
 
@@ -148,7 +149,7 @@ _now = _Running()
 
 def install() -> None:
     _phases.clear()
-    context.follow_generation(_enters, _left)
+    context.follow_generation(_enters, _left, without_gradients)
 
 
 def uninstall() -> None:
