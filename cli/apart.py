@@ -101,7 +101,7 @@ def left_alone(report: Mapping[str, Any]) -> list[str]:
         parts = [counted(n, kind) for n, kind in ((len(names) - folders, "file"), (folders, "folder")) if n]
         words.append(f"{' and '.join(parts)} {was} not {what}: {', '.join(names[:_MOST])}{more}")
     if rest := report.get("not_held_back") or []:
-        words.append(f"may have been changed nevertheless: {'; '.join(map(clean, rest))}")
+        words.append(f"genie could not prevent changes to {'; '.join(map(clean, rest))}")
     return words
 
 

@@ -91,7 +91,7 @@ def command(
     dtype: str | None,
     as_json: bool,
 ) -> int:
-    """Run PROGRAM without data, and report what the accelerator refuses: the first uncaught error.
+    """Run PROGRAM without data, and report the first uncaught error that the accelerator would raise.
 
     Exit code 0: it runs and fits. 1: the accelerator refuses it, or the program itself fails. 2: genie cannot tell.
     """
@@ -207,8 +207,8 @@ def _refusals(
     elif kind == "not known" and assumed and not blame.says_so(error):
         last = blame.assumption_behind(error, assumed)
         place = f"{last['file'].rpartition('/')[2]}:{last['line']}"
-        what = f"what {last['op']} reads" if last["operand"] else last["op"]
-        note = f"{what} at {place} was assumed to be {assumption(last['last'])}: --assume changes that"
+        what = f"the value that {last['op']} reads" if last["operand"] else last["op"]
+        note = f"{what} at {place} was assumed to be {assumption(last['last'])}; --assume sets another value"
     return [_row(kind, type(error).__name__, str(error), file, line, note)]
 
 

@@ -85,7 +85,7 @@ FORMATS = (
     ),
     Format(
         "svg",
-        "Write a picture: modules as boxes, equal ones once, patterns by name.",
+        "Write a picture: modules as boxes, identical modules drawn once, patterns by name.",
         rb"<svg [^>]*>\s*<!-- genie graph -->",
         lambda graph, view: graph.to_svg(**view.of_picture()),
     ),
@@ -195,7 +195,7 @@ def command(
     device: str | None,
     **files: OutputFile | None,
 ) -> int:
-    """Run PROGRAM unmodified and print the graph of every operation it made.
+    """Run PROGRAM unmodified and print the graph of every operation it ran.
 
     Text goes to stdout, after the program's own output; with --json, --dot, --svg or --html the graph goes to that file
     instead. Each form says what --depth, --module and --steps leave out.

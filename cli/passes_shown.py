@@ -42,7 +42,8 @@ def show_passes(program: Program) -> int:
         passes.set_passes(before)
     ran, dropped = counted(stats["ops_executed"], "recorded call"), counted(stats["ops_dropped"], "call")
     click.echo(
-        f"{ran} ran, in {counted(stats['segments'], 'segment')}; {dropped} never ran: nothing could read the result"
+        f"{ran} ran, in {counted(stats['segments'], 'segment')}; {dropped} never ran because nothing could read "
+        "the result"
     )
     width = max(len(each.name) for each in known)
     for each in known:

@@ -93,7 +93,7 @@ class _TargetOption(click.Option):
 @click.option(
     "--device",
     type=click.Choice(["meta"]),
-    help="Estimate sizes and FLOPs, for no particular device: run without data.",
+    help="Run without data: estimate sizes and FLOPs, for no particular device.",
 )
 @click.option(
     "--target",
@@ -125,7 +125,7 @@ class _TargetOption(click.Option):
     multiple=True,
     metavar="CHANGE",
     type=click.Choice(tuple(CHANGES)),
-    help=f"Estimate: the program with this change, too; one of {', '.join(CHANGES)}. May be repeated.",
+    help=f"Estimate: also estimate the program with this change; one of {', '.join(CHANGES)}. May be repeated.",
 )
 @click.option("--advise", is_flag=True, help="Estimate: suggest changes, each with its estimate.")
 @click.option(
@@ -141,11 +141,13 @@ class _TargetOption(click.Option):
 @click.option(
     "--hits",
     is_flag=True,
-    help="Count how often each line of the program's own files runs, and show them. This slows Python down.",
+    help="Count how often each line of the program's own files runs, and show the counts. This slows Python down.",
 )
 @click.option("--shapes", is_flag=True, help="Show the shapes of each op's calls, also in JSON and trace.")
 @click.option(
-    "--predict", metavar="NAME", help="Measure here, and show a target's predicted times beside the measured."
+    "--predict",
+    metavar="NAME",
+    help="Measure here, and show the times predicted for a target next to the measured ones.",
 )
 @click.option(
     "--seq", type=click.IntRange(min=1), metavar="N", help="For a config.json: tokens per sequence (default: 128)."
@@ -206,8 +208,8 @@ def command(
     """Run PROGRAM unmodified and show its time, memory and FLOPs by phase, module and op.
 
     PROGRAM is a script, a module (-m), or a model: FILE.py:NAME, or the config.json of a transformers model. A model is
-    called in eval mode without gradients, unless --train says otherwise. With "-" as an output file the report is not
-    shown and what the program prints goes to stderr.
+    called in eval mode without gradients, unless --train says otherwise. With "-" as an output file, genie
+    does not show the report, and the output of the program goes to stderr.
     """
     rank = Rank.of_process()
     merged_file = None

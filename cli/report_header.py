@@ -68,13 +68,13 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     queued = totals.get("queued_s") or 0.0
     if queued > _BUSY * time_s > 0:
         part = f"{seconds(queued)} of the time above ({100 * queued / time_s:.0f} %)"
-        facts.append(("machine", f"busy: the program waited {part} for a processor"))
+        facts.append(("machine", f"busy: for {part}, the program waited for a processor"))
     here = (report.get("host") or {}).get("here_s") or 0.0
     if sized and time_s and here > _SHOWN * time_s:
         facts.append(("host, here", _host(report["host"])))
     elif sized and time_s and _may_hide(report, time_s):
         least = f"{1000 * report['host']['seen_from_s']:.0f} ms"
-        text = f"no stretch of the program's own Python between ops takes {least}; no figure includes shorter ones"
+        text = f"the program's own Python never ran for {least} between two ops; no figure includes shorter stretches"
         facts.append(("host, here", text))
     loading = (report.get("host") or {}).get("workers_s") or 0.0
     if sized and time_s and loading > _SHOWN * time_s:
@@ -136,7 +136,7 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         held = report.get("memory") or {"peak_bytes": totals["peak_bytes"]}
         fits = report_memory.fit(held, sized and report.get("roofline") is not None)
         earlier = 0 if sized else startup.get("peak_bytes", 0)  # an estimate's is that of the whole run
-        more = f" · {bytes_text(earlier)} before that, in start-up" if earlier > held["peak_bytes"] else ""
+        more = f" · {bytes_text(earlier)} earlier, in start-up" if earlier > held["peak_bytes"] else ""
         facts.append(("memory", f"{fits}{more}"))
     overhead = totals.get("overhead_s")
     if overhead is not None and not sized:
@@ -273,7 +273,7 @@ def _energy(report: dict[str, Any]) -> str:
     if energy.get("step_j") and (report.get("steps") or {}).get("count", 0) > 1 and not report.get("generation"):
         parts.insert(0, f"{joules(energy['step_j'])} a step, all included")  # also what is around the steps
     if energy["accelerators"] > 1:
-        parts.append(f"all {count(energy['accelerators'])}: {joules(energy['all_j'])} if they do as much")
+        parts.append(f"all {count(energy['accelerators'])}: {joules(energy['all_j'])} if each does as much")
     return " · ".join([text, *parts])
 
 
@@ -298,7 +298,7 @@ def _threads(threads: list[dict[str, Any]]) -> str:
     named = [f"{clean(row['name'])}{' ×' + str(row['count']) if row['count'] > 1 else ''} {count(row['ops'])}"
              for row in threads[:5]]  # fmt: skip
     more = f" and {len(threads) - 5} more" if len(threads) > 5 else ""
-    return f"ops in {', '.join(named)}{more}; times of threads that ran at once are added up"
+    return f"ops in {', '.join(named)}{more}; times of concurrent threads are added up"
 
 
 def _on_gpus(gpu: dict[str, Any]) -> str:

@@ -155,7 +155,7 @@ class Profile(Report, Profiler):
     def _made(self) -> dict[str, Any]:  # type: ignore[override]
         """The report; it does not change any more. Raises RuntimeError before the end of the block."""
         if not self._ended:
-            raise RuntimeError("[profile] expected the block to have ended, got a profile whose block has not")
+            raise RuntimeError("[profile] expected a block that has ended, got a profile whose block is still running")
         return self.report()
 
     # ---- as a whole

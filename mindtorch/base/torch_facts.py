@@ -81,7 +81,7 @@ def summary() -> str:
     if not lost:
         return ""
     names = f"{counted(len(lost), 'name')} that mindtorch relies on"
-    return f"torch {torch.__version__} lacks {names}; slower code stands in for them, which genie devices lists"
+    return f"torch {torch.__version__} lacks {names}; mindtorch uses slower code instead, which genie devices lists"
 
 
 _MISSING = object()

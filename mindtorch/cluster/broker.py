@@ -186,7 +186,7 @@ class Broker:
             if its is not None or self._folder:
                 raise TimeoutError(
                     f"there is room for the worker, but it did not start within {seconds:g} s: its machine is busy, "
-                    "or sets up a runtime_env"
+                    "or is setting up a runtime_env"
                 ) from None
             free = ", ".join(f"{k} {v:g}" for k, v in ray.available_resources().items() if k in ("CPU", "GPU"))
             what = "a GPU" if cuda else "a CPU"
@@ -194,7 +194,7 @@ class Broker:
                 f"expected {what} for a worker within {seconds:g} s; free there: {free or 'neither CPU nor GPU'}"
             ) from None
         except ray.exceptions.ActorDiedError as error:
-            raise ConnectionError(f"the worker ended before it had begun: {last_line(str(error))}") from None
+            raise ConnectionError(f"the worker ended while it was starting: {last_line(str(error))}") from None
         if its is not None:
             its.enter()
         line = Line(fd, made, process, node, there == machine() != "", self._runtime, self._lines, its)

@@ -200,7 +200,7 @@ class RayExecutor(StreamExecutor):
             computed = iter(values.materialize(ours, "save"))
             mirrors = [next(computed) if _core.get_handle(t) is not None else self.adopt([t])[0] for t in tensors]
             if not all(mirror in self._mirrors for mirror in mirrors):
-                raise UsageError("[save] expected tensors of this worker, got one of another's")
+                raise UsageError("[save] expected tensors of this worker, got one of another worker")
             described = [self._mirrors.describe(mirror) for mirror in mirrors]
             numbers = {number: place for place, number in enumerate(dict.fromkeys(row[0] for row in described))}
             tickets = [next(_tickets) for _ in numbers]

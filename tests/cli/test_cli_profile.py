@@ -392,7 +392,7 @@ def test_C2_a_larger_peak_before_the_first_iteration_is_said(here):
         result = genie("--json", "out.json", "loads.py", str(rows))
         report = json.loads((here / "out.json").read_text())
         assert (report["startup"]["peak_bytes"] > report["totals"]["peak_bytes"]) == said
-        assert ("8.00 MiB before that, in start-up" in result.output) == said, result.output
+        assert ("8.00 MiB earlier, in start-up" in result.output) == said, result.output
 
 
 def test_C1_what_a_file_does_at_its_top_level_is_not_counted(here):

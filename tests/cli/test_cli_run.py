@@ -130,7 +130,7 @@ def test_C9_wrong_requests_are_one_line(runs):
     name = runs.write("print(1)\n")
     assert "does not exist" in refused("nothing.py")
     assert "remote_accelerator" in refused("--device", "tpu:0", name)
-    assert "run it with python" in refused("--device", "cuda:0", name)
+    assert "to run on cuda, use python" in refused("--device", "cuda:0", name)
     assert "--address is for --executor ray" in refused("--address", "here", name)
     assert "is a model" in refused("script.py:build")
     assert "'tpu' is not 'cuda'" in refused("--map", "tpu", name)

@@ -421,7 +421,7 @@ def test_C4_what_the_host_does_is_told_as_a_least_as_short_stretches_are_not_see
     steps = {"count": 0, "warmup": 0, "warmup_s": 0.0, "time_s": [], "first_s": None, "quartiles_s": None}
     for n, said in ((10**6, True), (0, False)):
         text = render(dict(make_report(), mode="estimate", host=host, steps={**steps, "count": n}), width=200)
-        words = "host, here no stretch of the program's own Python between ops takes 12 ms; no figure includes shorter"
+        words = "host, here the program's own Python never ran for 12 ms between two ops; no figure includes shorter"
         assert (words in " ".join(text.split())) == said
 
 

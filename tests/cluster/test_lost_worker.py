@@ -159,11 +159,11 @@ def test_R4_what_ray_says_of_an_end_becomes_one_sentence() -> None:
         return error
 
     who = "the worker (process 7 on node 4d0d7376)"
-    told = f"{who} was ended because there was not enough memory on its node (4.64GB of 23.54GB used)"
+    told = f"{who} was killed because its node ran out of memory (4.64GB of 23.54GB used)"
     for error in (ray.exceptions.OutOfMemoryError(short), died(short)):
         assert endings.ended(error, 7, "4d0d737680") == told
     lost = died("The actor died because its node has died. Node Id: 4d0d7376")
-    assert endings.ended(lost, 7, "4d0d737680") == f"{who} was ended with its node"
+    assert endings.ended(lost, 7, "4d0d737680") == f"{who} ended because its node died"
     other = died("Worker exit type: INTENDED_USER_EXIT Worker exit detail: Exit code: 3.")
     assert endings.ended(other, 7, "4d0d737680") == f"{who} ended with exit code 3"
     raised = ValueError("first\nlast")

@@ -131,7 +131,7 @@ def test_R2_what_takes_long_to_cross_is_shown(monkeypatch: pytest.MonkeyPatch) -
         moved += 8 << 20
         progress.see(moved)
     lines = shown.getvalue().split("\r\x1b[K")
-    assert 5 < len(lines) < 15 and lines[1] == "92 MB between here and the worker, 84 MB/s"
+    assert 5 < len(lines) < 15 and lines[1] == "92 MB to and from the worker, 84 MB/s"
     now[0] += 0.1
     progress.see(moved + 100)  # something short: the line goes
     assert shown.getvalue().endswith("MB/s\r\x1b[K")

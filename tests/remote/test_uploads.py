@@ -131,7 +131,7 @@ def test_R2_a_crossing_is_shown_after_a_second_five_times_a_second(
         clock[0] += 0.0625
     # 17 sixteenths of a second are more than one; four more are more than a fifth.
     assert [k for k in range(1, 60) if lines[k] > lines[k - 1]] == list(range(17, 60, 4))
-    assert "18 MB between here and the worker, 17 MB/s" in shown.getvalue()
+    assert "18 MB to and from the worker, 17 MB/s" in shown.getvalue()
     clock[0] += 1.0
     moved += 1 << 20
     crossing.see(moved)  # after a pause, it is another one

@@ -209,5 +209,5 @@ def why_not(name: str) -> str:
     packet = getattr(torch.ops.aten, rest, None)
     overloads = packet.overloads() if isinstance(packet, torch._ops.OpOverloadPacket) else ()
     if any(torch.Tag.nondeterministic_bitwise in getattr(packet, each).tags for each in overloads):
-        return f"{name} may give different bits each time"
+        return f"{name} may give different results each time"
     return ""

@@ -426,13 +426,13 @@ class Estimator(Run):
         ops_there = (op for number, op in enumerate(self._calls.ops) if number not in self._calls.on_host)
         if whole := any(op is not None and op.name == "aten::mkldnn_rnn_layer" for op in ops_there):
             yield (
-                "an LSTM is estimated as one op for each layer and direction, which keeps its gates and cell states "
-                "for the backward pass: what else cuDNN keeps is unknown"
+                "each layer and direction of an LSTM is estimated as one op, which keeps its gates and cell states "
+                "for the backward pass; what else cuDNN keeps is unknown"
             )
         if self._recurrent - {"LSTM"} or not whole:
             yield (
                 f"{'other ' * whole}recurrent layers are estimated step by step, as torch computes them without cuDNN; "
-                "with it, a layer is one call, which launches fewer kernels"
+                "with cuDNN, a layer is one call, which launches fewer kernels"
             )
 
     def _warnings(self) -> list[str]:
@@ -448,7 +448,7 @@ class Estimator(Run):
             found.append(f"unknown values decided the amount of work ({lines}): {', '.join(how)}")
         for solver in sorted({row["solver"] for row in self._assumed} - {""}):
             lines = ", ".join(f"{names[row['file']]}:{row['line']}" for row in self._assumed if row["solver"] == solver)
-            found.append(f"{solver} got assumed values ({lines}): how often a run calls the program is unknown")
+            found.append(f"{solver} got assumed values ({lines}): how often it calls the program in a run is unknown")
         found.extend(self._waited)
         if self._compiled:
             found.append(
@@ -469,13 +469,15 @@ class Estimator(Run):
         if beside := self._beside.total():
             found.append(
                 f"{counted(beside, 'op')} of data loading {'runs' if beside == 1 else 'run'} in a DataLoader's workers "
-                f"({data_loading.workers()}), beside the model: counted, but included in no time"
+                f"({data_loading.workers()}), in parallel with the model: counted, but no time includes them"
             )
         if self._accelerator is not None and (note := self._transferred()):
             found.append(note)
         found.extend(self._recurrent_notes())
         if any(issubclass(kind, torch.optim.LBFGS) for kind in self.optimizers):
-            found.append("LBFGS takes all its iterations (max_iter): in a run, it stops when it has converged")
+            found.append(
+                "the estimate counts all iterations of LBFGS (max_iter); in a run, it stops when it has converged"
+            )
         assert self.memory is not None
         somewhere = self._on_accelerator() or not len(self.memory.all_blocks)
         if self._accelerator is not None and (note := self._on_host.note(somewhere)):
@@ -483,5 +485,5 @@ class Estimator(Run):
         others = {label: peak for label, peak in self.memory.others.items() if label not in ("cpu", "meta")}
         if others:
             peaks = ", ".join(f"{label} {peak} bytes" for label, peak in others.items())
-            found.append(f"memory is that of {self.memory.device}; other devices hold at most: {peaks}")
+            found.append(f"memory is for {self.memory.device}; peaks of other devices: {peaks}")
         return found

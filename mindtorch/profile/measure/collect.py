@@ -239,7 +239,7 @@ class Profiler(Run):
         self._end_part()
         self.npu.stop()
         if self.collector.mark_error is not None:
-            log.warning("profiling went on without step marks after an error: %r", self.collector.mark_error)
+            log.warning("profiling continues without step marks after an error: %r", self.collector.mark_error)
 
     def recording(self) -> Recording:
         collector, npu = self.collector, self.npu.report()

@@ -150,7 +150,9 @@ def _notes(before: Mapping[str, Any], after: Mapping[str, Any], times: dict[str,
         ("the number of iterations", lambda report: (report.get("steps") or {}).get("count")),
     ):
         if of(before) != of(after):
-            found.append(f"{what} is {of(before)} before and {of(after)} after, which may be part of the difference")
+            found.append(
+                f"{what} is {of(before)} before and {of(after)} after, which may explain part of the difference"
+            )
     for report, when in ((before, "before"), (after, "after")):
         if report.get("interrupted"):
             found.append(f"{when}, the run was interrupted")

@@ -101,7 +101,7 @@ function oneBar(parts) {
 }
 
 function place(row) {
-  return row.file ? `${base(row.file)}:${row.line}` : "(no line of the program's)";
+  return row.file ? `${base(row.file)}:${row.line}` : "(no line of the program)";
 }
 
 function lineName(row, query) {
@@ -204,10 +204,10 @@ function uncountedSection() {
   if (unseen.length) parts.push(el("h3", {}, "Not seen"), bullets(unseen));
   if ((report.warnings || []).length) parts.push(el("h3", {}, "Warnings"), ...report.warnings.map((text) => el("p", { class: "warned" }, text)));
   if ((report.assumed || []).length) {
-    parts.push(el("h3", {}, "Assumed, as the values are unknown"), plainTable("Assumed values", ["read", "as", "times"], report.assumed.map((row) => [
+    parts.push(el("h3", {}, "Values assumed because they are unknown"), plainTable("Assumed values", ["read", "as", "times"], report.assumed.map((row) => [
       el("td", {}, row.op, row.file ? el("span", { class: "more code" }, `${place(row)}  ${row.source || ""}`) : null), assumption(row), count(row.calls)])));
   }
-  for (const [key, title] of [["not_written", "Not written, as it was an estimate"], ["not_removed", "Not removed, as it was an estimate"], ["not_held_back", "May have been changed nevertheless"]]) {
+  for (const [key, title] of [["not_written", "Not written, because this is an estimate"], ["not_removed", "Not removed, because this is an estimate"], ["not_held_back", "Changes that genie could not prevent"]]) {
     if ((report[key] || []).length) parts.push(el("h3", {}, title), bullets(report[key]));
   }
   return section("uncounted", "Not counted", ...parts);
@@ -247,7 +247,7 @@ function runSection() {
   if (report.lazy) add("lazily", `${count(report.lazy.runs)} recorded operations ran when values were read, ${seconds(report.lazy.run_s)} on ${report.lazy.executor}`);
   if (report.npu) add("on NPUs", `${count(Object.values(report.npu.native).reduce((a, b) => a + b, 0))} calls native, ${count(Object.values(report.npu.staged).reduce((a, b) => a + b, 0))} staged through the CPU`);
   if (report.cluster) add("rank", `${report.cluster.rank} of ${report.cluster.world_size}`);
-  if (totals.queued_s > BUSY * totals.time_s) add("machine", `busy: the program waited ${seconds(totals.queued_s)} of the time (${percent(totals.queued_s, totals.time_s)} %) for a processor`);
+  if (totals.queued_s > BUSY * totals.time_s) add("machine", `busy: for ${seconds(totals.queued_s)} of the time (${percent(totals.queued_s, totals.time_s)} %), the program waited for a processor`);
   if (report.host && report.host.here_s > 0) add("host, here", `at least ${seconds(report.host.here_s)} of the program's own Python between operations, measured here; no other figure includes it`);
   add("ended", ended());
   const parts = [el("dl", { class: "facts" }, ...facts)];
