@@ -304,7 +304,7 @@ def test_C9_the_executors_cuda_and_the_programs_are_not_mixed_up(runs):
     previous = mindtorch.set_executor(executor)
     executor.device = torch.device("cuda:0")  # as it would be on a machine that has one
     try:
-        assert "could not be told apart" in refused("--map", "cuda", runs.write("print(1)\n"))
+        assert "cannot be told from the executor's" in refused("--map", "cuda", runs.write("print(1)\n"))
     finally:
         executor.device = torch.device("cpu")
         mindtorch.set_executor(previous)

@@ -346,7 +346,7 @@ def test_C2_next_commands_answer_the_report():
     assert command == "genie profile --by line --input 1x2 train.py 'a b'" and what.startswith("70 % of the time is Py")
     for told in ("data-wait", "python-line"):  # which say where
         assert not any("Python" in what for _, what in following(ops=python, findings=[{"id": told}]))
-    assert "is mm: which lines" in following(ops=[{"name": "aten::mm", "self_s": 0.9}])[0][1]
+    assert "is mm: see which lines" in following(ops=[{"name": "aten::mm", "self_s": 0.9}])[0][1]
     slow = [{"id": "first-iteration"}]
     assert [line.split()[2] for line, _ in following(findings=slow)] == ["--warmup", "--by", "--trace"]
     assert [line.split()[2] for line, _ in following()] == ["--by", "--trace", "--json"]

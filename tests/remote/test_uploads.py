@@ -127,7 +127,7 @@ def test_R2_a_crossing_is_shown_after_a_second_five_times_a_second(
     for _ in range(60):
         moved += 1 << 20
         crossing.see(moved)
-        lines.append(shown.getvalue().count("between"))
+        lines.append(shown.getvalue().count("to and from"))
         clock[0] += 0.0625
     # 17 sixteenths of a second are more than one; four more are more than a fifth.
     assert [k for k in range(1, 60) if lines[k] > lines[k - 1]] == list(range(17, 60, 4))
