@@ -51,7 +51,7 @@ class _CheckCommand(ProgramCommand):
     cls=_CheckCommand,
     name="check",
     epilog=_EPILOG,
-    short_help="Does a program run and fit on an accelerator? Exit code 0 or 1.",
+    short_help="Check whether a program runs and fits on an accelerator.",
 )
 @click.option("--target", "target_name", metavar="NAME", required=True, help="The accelerator, as for genie profile.")
 @click.option(
@@ -66,7 +66,7 @@ class _CheckCommand(ProgramCommand):
 @click.option(
     "--routing",
     type=click.Choice(["balanced"]),
-    help="Choices among unknown scores pick all candidates in turn, also where there are fewer choices.",
+    help="Choices among unknown scores (topk, argmax …) always pick all candidates in turn.",
 )
 @click.option("--seq", type=click.IntRange(min=1), metavar="N", help="For a config.json: tokens per sequence.")
 @click.option("--batch", type=click.IntRange(min=1), metavar="N", help="For a config.json: sequences per batch.")

@@ -37,7 +37,7 @@ def command(name: str | None, as_json: bool, test: bool, report: str | None) -> 
     """Show every device type, or only DEVICE (npu, cuda:0, ...): whether it can be used, why not and how to enable it,
     its memory, and versions.
 
-    Exit code 3 when DEVICE cannot be used, 2 when there is no such device type, 1 when it fails --test.
+    Exit code 3 if DEVICE cannot be used, 2 if there is no such device type, 1 if it fails --test.
     """
     from . import probe
 

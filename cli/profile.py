@@ -131,7 +131,7 @@ class _TargetOption(click.Option):
 @click.option(
     "--routing",
     type=click.Choice(["balanced"]),
-    help="Estimate: choices among unknown scores pick all candidates in turn, also where there are fewer choices.",
+    help="Estimate: choices among unknown scores (topk, argmax …) always pick all candidates in turn.",
 )
 @click.option(
     "--oom",

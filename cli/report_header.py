@@ -71,21 +71,21 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         facts.append(("machine", f"busy: for {part}, the program waited for a processor"))
     here = (report.get("host") or {}).get("here_s") or 0.0
     if sized and time_s and here > _SHOWN * time_s:
-        facts.append(("host, here", _host(report["host"])))
+        facts.append(("host time", _host(report["host"])))
     elif sized and time_s and _may_hide(report, time_s):
         least = f"{1000 * report['host']['seen_from_s']:.0f} ms"
         text = f"the program's own Python never ran for {least} between two ops; no figure includes shorter stretches"
-        facts.append(("host, here", text))
+        facts.append(("host time", text))
     loading = (report.get("host") or {}).get("workers_s") or 0.0
     if sized and time_s and loading > _SHOWN * time_s:
-        text = f"at least {seconds(loading)} of the work of a DataLoader's workers, measured here"
-        facts.append(("data, here", f"{text}; no other figure includes it"))
+        text = f"at least {seconds(loading)} of the work of a DataLoader's workers, measured on this machine"
+        facts.append(("data work", f"{text}; no other figure includes it"))
     if made_of := _patterns(report, time_s):
         facts.append(("made of", made_of))
     lazy = report.get("lazy")
     if lazy:
-        runs = f"{count(lazy.get('runs') or 0)} recorded ops ran when values were read, {seconds(lazy.get('run_s'))}"
-        facts.append(("lazily", f"{runs} on {lazy.get('executor')}"))
+        runs = f"{count(lazy.get('runs') or 0)} ops ran when values were read, {seconds(lazy.get('run_s'))}"
+        facts.append(("recorded", f"{runs} on {lazy.get('executor')}"))
     threads = report.get("threads") or []
     if any(row["name"] != "main" for row in threads):
         facts.append(("threads", _threads(threads)))
@@ -246,7 +246,10 @@ def _may_hide(report: dict[str, Any], time_s: float) -> bool:
 def _host(host: dict[str, Any]) -> str:
     """The program's own Python, which is in none of an estimate's times."""
     here = seconds(host["here_s"])
-    text = f"at least {here} of the program's own Python between ops, measured here; no other figure includes it"
+    text = (
+        f"at least {here} of the program's own Python between ops, measured on this machine; "
+        "no other figure includes it"
+    )
     if host.get("lines"):
         most = host["lines"][0]
         text += f" (most at {os.path.basename(most['file'])}:{most['line']}, {seconds(most['self_s'])})"

@@ -39,8 +39,8 @@ def command() -> None:
     multiple=True,
     metavar="FOLDER",
     type=click.Path(exists=True, file_okay=False, resolve_path=True),
-    help="A folder whose weights workers may read themselves, under the path that programs use, and where they may "
-    "save checkpoints. May be repeated.",
+    help="A folder from which workers may read weights directly, under the path that programs use, and in which "
+    "they may save checkpoints. May be repeated.",
 )
 @click.argument("ray_options", nargs=-1, metavar="[-- RAY_OPTIONS]")
 def start(

@@ -1,9 +1,9 @@
-"""Changes small things in the engine, one at a time, and says which of them the nearest tests do not notice.
+"""Changes one token of the engine at a time, and lists the changes that the closest tests do not notice.
 
 ``python -m tests.mutants --sample 300 --jobs 2`` at the root of a checkout in which mindtorch is installed for
 development. Each mutant is one token: ``<`` for ``<=``, ``and`` for ``or``, a number one greater … in a copy of the
-tree; what fails to compile is none, and another is drawn. Prints each survivor and a table. Exit code 1 where fewer
-than ``--least`` in a hundred were noticed.
+tree. A mutant that fails to compile is replaced by another one. Prints each survivor and a table. Exit code 1 if less
+than ``--least`` per cent were noticed.
 """
 
 from __future__ import annotations
@@ -432,11 +432,11 @@ def end_of(mutant: Mutant) -> tuple[str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sample", type=int, default=300, help="so many valid mutants")
-    parser.add_argument("--seed", type=int, default=0, help="decides which")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="so many at a time")
-    parser.add_argument("--only", default="*", help="files to change, a pattern: '_ext/keys.pyx'")
-    parser.add_argument("--least", type=float, default=90.0, help="per cent that must be noticed")
+    parser.add_argument("--sample", type=int, default=300, help="number of valid mutants")
+    parser.add_argument("--seed", type=int, default=0, help="seed that selects the mutants")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="number of mutants to run at a time")
+    parser.add_argument("--only", default="*", help="pattern of files to change, such as '_ext/keys.pyx'")
+    parser.add_argument("--least", type=float, default=90.0, help="least per cent of mutants that tests must notice")
     asked = parser.parse_args()
     paths = [*(ROOT / "_ext").glob("*.pyx"), *(ROOT / "mindtorch" / "engine").rglob("*.py")]
     names = sorted(str(path.relative_to(ROOT)) for path in paths)

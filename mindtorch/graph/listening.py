@@ -61,10 +61,10 @@ class SegmentRun:
     """A segment of the recording that has run.
 
     trigger: why it ran (``item``, ``print``, ``limit`` …, as in ``mindtorch.stats()["triggers"]``); line: the program's
-    line that this came from, ``file:line``, empty if unknown. seconds: that it took; where recordings run elsewhere,
-    those of its operations there. cached: were its values a `mindtorch.cache`'s, and nothing run? error: why it ended
-    before its end, else empty. ops: how often each operation is in it, by name; bytes: of all that these make;
-    phases, modules: how many operations are of which phase and module path.
+    line that this came from, ``file:line``, empty if unknown. seconds: time that it took; if recordings run elsewhere,
+    the time of its operations there. cached: True if its values came from a `mindtorch.cache` and nothing ran. error:
+    why it ended early, else empty. ops: number of operations by name; bytes: size of all their results; phases,
+    modules: number of operations by phase and by module path.
     """
 
     def __init__(self, trigger: str, line: str, encoded: Encoded) -> None:

@@ -415,13 +415,13 @@ def test_C2_a_space_that_does_not_break_is_shown_as_a_space():
 def test_C4_what_the_host_does_is_told_as_a_least_as_short_stretches_are_not_seen():
     host = {"here_s": 0.5, "workers_s": 0.25, "lines": []}
     text = " ".join(render(dict(make_report(), mode="estimate", host=host), width=200).split())
-    assert "host, here at least 500 ms of the program's own Python between ops" in text
-    assert "data, here at least 250 ms of the work of a DataLoader's workers, measured here" in text
+    assert "host time at least 500 ms of the program's own Python between ops" in text
+    assert "data work at least 250 ms of the work of a DataLoader's workers, measured on this machine" in text
     host = {"here_s": 0.0, "workers_s": 0.0, "seen_from_s": 0.012, "lines": []}
     steps = {"count": 0, "warmup": 0, "warmup_s": 0.0, "time_s": [], "first_s": None, "quartiles_s": None}
     for n, said in ((10**6, True), (0, False)):
         text = render(dict(make_report(), mode="estimate", host=host, steps={**steps, "count": n}), width=200)
-        words = "host, here the program's own Python never ran for 12 ms between two ops; no figure includes shorter"
+        words = "host time the program's own Python never ran for 12 ms between two ops; no figure includes shorter"
         assert (words in " ".join(text.split())) == said
 
 

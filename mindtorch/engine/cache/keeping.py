@@ -29,13 +29,14 @@ _MOST = 1 << 30
 def cache(folder: str | os.PathLike[str] | None = None, *, max_bytes: int = _MOST) -> Cache:
     """Within ``with mindtorch.cache():``, segments that ran on ``remote_accelerator`` before are not computed again.
 
-    folder: where values are kept, for other processes and later runs, too; None: in memory, as long as the object
-    exists. max_bytes: most that is kept; the least recently used values go first.
+    folder: where values are kept, also for other processes and later runs; None: in memory, as long as the object
+    exists. max_bytes: largest size of the cache; the least recently used values are removed first.
 
-    A segment gets kept values if its operations, inputs (by their bits), settings, torch's build and the processor
-    equal those of one that ran before; the values are eager's, bit for bit, and generators advance as if it had run. A
-    segment that may give different results another time runs as usual, and ``mindtorch.stats()["not_cacheable"]`` says
-    why. UsageError if max_bytes is not above 0 or the folder cannot be used.
+    A segment gets values from the cache if its operations, inputs (by their bits), settings, torch's build and the
+    processor equal those of one that ran before; the values are eager's, bit for bit, and generators advance as if it
+    had run. A segment that may give different results another time runs as usual, and
+    ``mindtorch.stats()["not_cacheable"]`` says why. UsageError if max_bytes is not above 0 or the folder cannot be
+    used.
     """
     return Cache(folder, max_bytes=max_bytes)
 

@@ -82,7 +82,7 @@ class LocalExecutor(Executor):
 
     @property
     def states(self) -> dict[int, torch.Tensor]:
-        """States of the generators by index; what is new begins as its seed says."""
+        """States of the generators by index; new ones start from the seed."""
         return self._states
 
     # ---- random numbers ----------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ def asked_for() -> bool:
 
 
 def get_executor() -> Executor:
-    """The current executor: the one that was set, else that of ``GENIE_EXECUTOR``."""
+    """The current executor: the one that was set, else the one that ``GENIE_EXECUTOR`` names."""
     with lock:
         return executor()
 

@@ -70,7 +70,7 @@ def _tell(found: list[Plan]) -> None:
 class PlacingExecutor(SpreadExecutor):
     """``remote_accelerator:i`` is ``executors[i]``, and what does not fit on the first one is divided among all.
 
-    limit: bytes of values that each worker may have; None: what it says that it has free.
+    limit: bytes of values that each worker may have; None: the free memory that it reports.
     """
 
     lists_apart = True

@@ -38,7 +38,7 @@ class RooflineAnalyzer(Analyzer):
 
     @property
     def target(self) -> Target:
-        """What bounds are meant for."""
+        """The accelerator that the bounds are for."""
         if isinstance(self._target, str):
             self._target = targets.find(self._target)
         return self._target

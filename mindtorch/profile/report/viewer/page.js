@@ -244,11 +244,11 @@ function runSection() {
   if (steps.count > 1) add("steps", `${count(steps.count)}${steps.time_s ? `, ${seconds(steps.time_s.median)} each (${seconds(steps.time_s.min)} to ${seconds(steps.time_s.max)})` : ""}${steps.warmup ? `; ${count(steps.warmup)} left out as warm-up` : ""}`);
   add("waits", Object.entries(report.waits || {}).filter(([, spent]) => spent > 0).map(([what, spent]) => `${what.replace(/_s$/, "")} ${seconds(spent)}`).join(", "));
   if ((report.threads || []).some((row) => row.name !== "main")) add("threads", report.threads.map((row) => `${row.name}${row.count > 1 ? ` ×${row.count}` : ""}: ${counted(row.ops, "operation")}`).join(", "));
-  if (report.lazy) add("lazily", `${count(report.lazy.runs)} recorded operations ran when values were read, ${seconds(report.lazy.run_s)} on ${report.lazy.executor}`);
+  if (report.lazy) add("recorded", `${count(report.lazy.runs)} operations ran when values were read, ${seconds(report.lazy.run_s)} on ${report.lazy.executor}`);
   if (report.npu) add("on NPUs", `${count(Object.values(report.npu.native).reduce((a, b) => a + b, 0))} calls native, ${count(Object.values(report.npu.staged).reduce((a, b) => a + b, 0))} staged through the CPU`);
   if (report.cluster) add("rank", `${report.cluster.rank} of ${report.cluster.world_size}`);
   if (totals.queued_s > BUSY * totals.time_s) add("machine", `busy: for ${seconds(totals.queued_s)} of the time (${percent(totals.queued_s, totals.time_s)} %), the program waited for a processor`);
-  if (report.host && report.host.here_s > 0) add("host, here", `at least ${seconds(report.host.here_s)} of the program's own Python between operations, measured here; no other figure includes it`);
+  if (report.host && report.host.here_s > 0) add("host time", `at least ${seconds(report.host.here_s)} of the program's own Python between operations, measured on this machine; no other figure includes it`);
   add("ended", ended());
   const parts = [el("dl", { class: "facts" }, ...facts)];
   const ranks = (report.ranks || []).filter((row) => row.ran_as !== undefined);
