@@ -16,8 +16,8 @@ from mindtorch.base import clusters
 from mindtorch.program import blame
 from mindtorch.program.workload import DTYPES, Request
 
-from .apart import left_alone, writes_nothing
-from .exits import exit_code
+from .estimate_output import left_alone, writes_nothing
+from .exit_codes import exit_code
 from .program import ProgramCommand, claimed_stdout, parse_program, program_arguments
 from .sizing import chosen_rank, runner
 

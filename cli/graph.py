@@ -13,10 +13,9 @@ from mindtorch.base.formats import Format
 from mindtorch.base.ranks import Rank
 from mindtorch.program.program import split_argument
 
-from .apart import left_alone, numbers_marked, writes_nothing
-from .exits import exit_code, interruption
-from .how_far import note
-from .in_child import made
+from .child_command import made
+from .estimate_output import left_alone, numbers_marked, writes_nothing
+from .exit_codes import exit_code, interruption
 from .output import OutputFile, output_options
 from .program import (
     ProgramCommand,
@@ -26,6 +25,7 @@ from .program import (
     program_arguments,
     torch_npu_for,
 )
+from .progress import note
 from .units import assumption, counted
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def command(
     if passes:
         if wanted or patterns or modules or init or (depth, focus, steps, device) != (None, None, None, None):
             raise click.UsageError("--passes shows no graph and cannot be combined with other options")
-        from .passes_shown import show_passes
+        from .graph_passes import show_passes
 
         return show_passes(program)
     if patterns:

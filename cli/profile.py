@@ -11,15 +11,14 @@ import click
 
 from mindtorch.base import clusters
 from mindtorch.base.formats import Format
-from mindtorch.base.loading import without_collecting
+from mindtorch.base.import_hooks import without_collecting
 from mindtorch.base.ranks import Rank
 from mindtorch.profile.report.export import FORMATS
 from mindtorch.program.workload import DTYPES, Request
 
 from .advice import CHANGES, advice, halved
-from .apart import writes_nothing
-from .how_far import HowFar, Iterations, note
-from .last_words import last_words, worth_showing
+from .closing_lines import last_words, worth_showing
+from .estimate_output import writes_nothing
 from .output import OutputFile, output_options
 from .program import (
     ProgramCommand,
@@ -28,6 +27,7 @@ from .program import (
     program_arguments,
     torch_npu_for,
 )
+from .progress import HowFar, Iterations, note
 from .sizing import estimate, explain, made_report
 
 if TYPE_CHECKING:
@@ -288,7 +288,7 @@ def command(
     for each, file in wanted:
         _write(each, file, report, profiler)
     if rank is not None and merged_file is not None:
-        from .merging import merge_ranks  # which few runs need
+        from .merged_reports import merge_ranks  # which few runs need
 
         merge_ranks(rank, merged_file)
     if not to_stdout and worth_showing(outcome, report) and (rank is None or rank.rank == 0):  # equal ranks, one page
@@ -318,7 +318,7 @@ def _measure(
     mindtorch._bootstrap(wait=True)
     with without_collecting():
         from mindtorch.profile import Profiler
-        from mindtorch.profile.measure.nothing import report_of_nothing
+        from mindtorch.profile.measure.empty_report import report_of_nothing
 
     target = None
     if predict is not None:
@@ -358,7 +358,7 @@ def _write(each: Format, file: OutputFile, report: dict[str, Any], profiler: Any
 def _show(report: dict[str, Any], program: Program, options: list[str], view: View) -> None:
     import shlex
 
-    from .following import suggest
+    from .next_commands import suggest
     from .render import canvas
     from .report import render_report
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from .apart import near
+from .estimate_output import near
 from .render import Canvas, Column, Text, clean
 from .report_columns import cells, style, table_columns
 from .units import count, counted, percent, seconds

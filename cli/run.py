@@ -13,7 +13,7 @@ import click
 from mindtorch.base.errors import UsageError
 from mindtorch.program.program import Program
 
-from .exits import BY_SIGINT, ENDS_WITH_THE_COMMAND
+from .exit_codes import BY_SIGINT, ENDS_WITH_THE_COMMAND
 from .program import ProgramCommand
 
 __all__ = ["command"]
@@ -235,7 +235,7 @@ def _choose(executor: str | None, address: str | None, workers: int | None, stac
     if executor is not None:
         _set("GENIE_EXECUTOR", executor, stack)
     if config.executor() == "ray":
-        from mindtorch.cluster.link import check_ray
+        from mindtorch.cluster.broker_client import check_ray
 
         check_ray()
     if address is not None:

@@ -12,10 +12,10 @@ import click
 from mindtorch.base import clusters
 from mindtorch.base.ranks import local_ranks
 
-from .apart import numbers_marked
-from .how_far import HowFar, Iterations
-from .last_words import say_whose
+from .closing_lines import say_whose
+from .estimate_output import numbers_marked
 from .program import torch_npu_for
+from .progress import HowFar, Iterations
 
 if TYPE_CHECKING:
     from mindtorch.profile.cost.targets import Target

@@ -250,7 +250,7 @@ def settings_of_torch() -> Callable[[], dict[str, object]]:
 def nothing_stays_set(settings_of_torch: Callable[[], dict[str, object]]) -> Iterator[None]:
     """A test that leaves an executor, a pass, a setting … is the one that fails, not those that come after it."""
     from mindtorch.engine import passes
-    from mindtorch.engine.execute import between, local, values
+    from mindtorch.engine.execute import around_segments, local, values
     from mindtorch.graph import analysis
 
     from .executors import is_held
@@ -261,7 +261,7 @@ def nothing_stays_set(settings_of_torch: Callable[[], dict[str, object]]) -> Ite
             "the engine's lock is held, numbers are": (is_held(values.lock), values.tape.interner.frozen),
             "passes": passes.optimizer._used(),
             "analyzer": None if analysis._analyzer is analysis._own else analysis._analyzer,
-            "cache, segment hook": (between.keeper, between.listener),
+            "cache, segment hook": (around_segments.keeper, around_segments.listener),
             "observers of operations": tuple(local._observers),
             **settings_of_torch(),
         }

@@ -11,9 +11,9 @@ from typing import Any
 
 from .._ext.frames import Stream
 from .actor import PART, state_of
-from .endings import ERROR, ended
 from .feeder import Feeder
-from .room import Room
+from .ray_errors import ERROR, ended
+from .reservations import Room
 
 __all__ = ["Line"]
 

@@ -20,8 +20,8 @@ from ..devices.places import type_of
 from ..engine.execute import Executor, LocalExecutor, values
 from ..engine.remote.placing import PlacingExecutor
 from ..engine.remote.spread import SpreadExecutor
-from . import private
-from .link import Link, check_ray
+from . import private_cluster
+from .broker_client import Link, check_ray
 from .ray_executor import RayExecutor, executors
 
 __all__ = ["HERE", "connect", "default_executor", "disconnect", "where"]
@@ -207,7 +207,7 @@ def _started() -> str:
     with suppress(OSError):
         with open(_AUTO) as file:
             return file.read().strip()
-    if private.answers(*HERE.split(":")):
+    if private_cluster.answers(*HERE.split(":")):
         return HERE
     raise UsageError(
         "[connect] expected a Ray cluster on this machine, found none: start one with genie worker start or "

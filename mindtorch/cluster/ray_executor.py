@@ -25,7 +25,7 @@ from ..engine.remote.one_thread import one_thread_at_a_time
 from ..engine.remote.pipe import StreamExecutor
 from ..engine.remote.wire import WireError, dumps, loads
 from . import worker_files
-from .link import Link
+from .broker_client import Link
 from .ray_child import Place, RayChild
 
 __all__ = ["RayExecutor", "executors"]

@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 
 from mindtorch.cli import units
-from mindtorch.cli.following import suggest
+from mindtorch.cli.next_commands import suggest
 from mindtorch.cli.render import Canvas, canvas, clean, terminal_width
 from mindtorch.cli.report import View, render_report
 from mindtorch.cli.report_header import _mostly

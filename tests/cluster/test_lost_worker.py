@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import mindtorch
-from mindtorch.cluster import endings
+from mindtorch.cluster import ray_errors
 from mindtorch.cluster.actor import PART
-from mindtorch.cluster.link import Link
+from mindtorch.cluster.broker_client import Link
 from mindtorch.cluster.ray_executor import RayExecutor
 from mindtorch.engine.execute import values
 
@@ -161,11 +161,11 @@ def test_R4_what_ray_says_of_an_end_becomes_one_sentence() -> None:
     who = "the worker (process 7 on node 4d0d7376)"
     told = f"{who} was killed because its node ran out of memory (4.64GB of 23.54GB used)"
     for error in (ray.exceptions.OutOfMemoryError(short), died(short)):
-        assert endings.ended(error, 7, "4d0d737680") == told
+        assert ray_errors.ended(error, 7, "4d0d737680") == told
     lost = died("The actor died because its node has died. Node Id: 4d0d7376")
-    assert endings.ended(lost, 7, "4d0d737680") == f"{who} ended because its node died"
+    assert ray_errors.ended(lost, 7, "4d0d737680") == f"{who} ended because its node died"
     other = died("Worker exit type: INTENDED_USER_EXIT Worker exit detail: Exit code: 3.")
-    assert endings.ended(other, 7, "4d0d737680") == f"{who} ended with exit code 3"
+    assert ray_errors.ended(other, 7, "4d0d737680") == f"{who} ended with exit code 3"
     raised = ValueError("first\nlast")
     unknown = "failed for a reason that mindtorch does not recognize: ValueError: last"
-    assert endings.ended(raised, 7, "4d0d737680") == f"{who} {unknown}"
+    assert ray_errors.ended(raised, 7, "4d0d737680") == f"{who} {unknown}"

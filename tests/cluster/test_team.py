@@ -18,7 +18,7 @@ import torch
 
 import mindtorch
 from mindtorch.cluster import nodes, ray_child, ray_executor
-from mindtorch.cluster.link import Link
+from mindtorch.cluster.broker_client import Link
 from mindtorch.engine.remote import progress
 
 from ..remote.test_pipe import gone

@@ -10,8 +10,8 @@ import torch
 
 from mindtorch.base.errors import MaterializationError
 from mindtorch.engine.remote import progress, uploads
-from mindtorch.engine.remote.contents import Contents, digest_of
 from mindtorch.engine.remote.progress import Progress, Waiting
+from mindtorch.engine.remote.sent_contents import Contents, digest_of
 
 
 class Executor:

@@ -10,7 +10,7 @@ from ..._ext import shortcuts as _shortcuts
 from ...base import torch_facts
 from .. import passes
 from ..record import eager
-from . import between, triggers, values
+from . import around_segments, triggers, values
 
 more: dict[str, dict[str, int]] = {}  # what layers above count: name of the count -> op -> calls
 _zero: dict[str, Any] = {}
@@ -27,7 +27,7 @@ def _totals() -> dict[str, Any]:
         "recorded_whole": whole,
         "recorded_at_dispatch": dispatched,
         "segments": triggers.segments,
-        **between.counts,
+        **around_segments.counts,
     }
 
 
@@ -37,7 +37,7 @@ def _by_key() -> dict[str, dict[str, int]]:
         "triggers": triggers.reasons,
         "trigger_lines": triggers.lines(),
         "fallbacks": eager.fallback_counts,
-        "not_cacheable": between.refused,
+        "not_cacheable": around_segments.refused,
         "passes": changed,
         "bytes_saved": saved,
         **more,
@@ -69,7 +69,7 @@ def stats() -> dict[str, Any]:
     c = values.tape.counters()
     held = c["bytes_held"] + _context.table_bytes() + _shortcuts.remembered()[1]
     out.update(
-        cache_bytes=0 if between.keeper is None else between.keeper.nbytes,
+        cache_bytes=0 if around_segments.keeper is None else around_segments.keeper.nbytes,
         ops_pending=c["pending"],
         values=c["values"],
         bytes_held=held,

@@ -15,7 +15,7 @@ from ..._ext import lazy as _core
 from ..._ext.guards import Drawing
 from ...base.errors import MaterializationError, UsageError
 from ...base.strides import contiguous
-from ...base.warned import without_what_was_said
+from ...base.torch_warnings import without_what_was_said
 from .. import passes
 from ..record.predict import quiet
 from . import cuda, triggers

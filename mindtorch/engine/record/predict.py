@@ -25,7 +25,7 @@ from ..._ext.signals import by_signal_handler
 from ...base import torch_facts
 from ...base.errors import UnsupportedOperationError
 from ...base.strides import contiguous, extent, overlapping
-from ...base.warned import Caught, say
+from ...base.torch_warnings import Caught, say
 from ...devices import mode
 from ...devices.lazy_device import device_at
 from ...ops.cpu_layouts import REFUSED, laid_out

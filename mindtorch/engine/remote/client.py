@@ -27,7 +27,7 @@ from ..execute.values import is_awaited
 from ..record.arguments import quiet, tensors_in
 from . import functions
 from .exchange import Entry, Post, Send, Session, again
-from .failing import Outcome
+from .failures import Outcome
 from .generator_states import DRAWING, GeneratorStates
 from .host_fallback import bytes_of, run_here
 from .mirrors import META, Mirrors, as_bytes, view

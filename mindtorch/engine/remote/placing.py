@@ -23,9 +23,9 @@ from .client import RemoteExecutor
 from .cuts import Costs, Plan, Work, on_one, plans, roomiest
 from .division import divided
 from .one_thread import one_thread_at_a_time
+from .pending_uploads import Waiting
 from .reads import plain_bytes
 from .spread import SpreadExecutor, _on
-from .unplaced import Waiting
 
 __all__ = ["PlacingExecutor", "Plan", "tell", "told"]
 

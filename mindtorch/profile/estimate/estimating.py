@@ -33,7 +33,7 @@ from . import (
     known_values,
     process_groups,
     refusals,
-    saved,
+    saved_objects,
     scripted,
     several_devices,
     sparse_tensors,
@@ -90,7 +90,7 @@ def estimating(
         stack.callback(set_current, 0)
         stack.enter_context(deciding.balanced(balanced))
         stack.enter_context(private())
-        saved.forget()
+        saved_objects.forget()
         stack.callback(meta._emptied.clear)  # by slots, which other tensors get
         made = (torch.nn.Parameter, "__new__", _new_parameter)
         told = (

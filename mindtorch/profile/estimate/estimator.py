@@ -1,7 +1,7 @@
 """`Estimator`: what a program would do, counted while it runs without data; the same report as a measured profile's.
 
 Ops come from the ledger (`_ext.ledger`), in program order and at the dispatch level, as a measured profile sees them.
-Time is what `mindtorch.profile.cost.about` says of each distinct call; memory is what storages take from birth to
+Time is what `mindtorch.profile.cost.op_time` says of each distinct call; memory is what storages take from birth to
 death.
 
 One file: what is noted while the program runs, and what is made of it afterwards, are the same dozen fields.
@@ -27,13 +27,13 @@ from mindtorch._ext import lazy as _core
 from mindtorch.base.children import ChildWatch
 from mindtorch.base.clusters import Cluster
 from mindtorch.base.file_names import short_names
-from mindtorch.base.loading import without_collecting
+from mindtorch.base.import_hooks import without_collecting
 from mindtorch.base.words import counted
 from mindtorch.devices.lazy_device import place_of
 from mindtorch.engine import semantics
 from mindtorch.engine.execute import values
 from mindtorch.engine.semantics import generation, modules, owners, phases
-from mindtorch.profile.cost import about
+from mindtorch.profile.cost import op_time
 from mindtorch.profile.cost.collectives import links_of
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.estimate import (
@@ -114,7 +114,7 @@ class Estimator(Run):
         self.memory: MemoryTimeline | None = None
         self._card: dict[str, Any] | None = None  # what the target holds for it
         self._place = 0  # the ledger's number of that device
-        self._precision: about.Precision | None = None  # what the program allows of float32
+        self._precision: op_time.Precision | None = None  # what the program allows of float32
         self._forecast: Forecast | None = None
         self._calls = DistinctCalls()
         self._started = self._stopped = 0
@@ -184,7 +184,7 @@ class Estimator(Run):
         self._assumed, self._differ, self._waited = known_values.assumed(), draws.differ(), list(waiting_loops.said())
         self._left_alone = private_files.left_alone()
         self._compiled = compiling.number()
-        self._precision = about.precision()
+        self._precision = op_time.precision()
         calls, blocks = ledger.close()
         self._mark_error = ledger.failure()
         found = self.memory = MemoryTimeline(calls, blocks, self._marks)

@@ -44,7 +44,7 @@ from mindtorch.profile.cost import calibrate, work
 from mindtorch.profile.cost.call_shapes import Shaped, shaped
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.measure import peak, waiting
-from mindtorch.profile.measure.asked import ASKED
+from mindtorch.profile.measure.collector_callbacks import ASKED
 from mindtorch.profile.measure.device_ops import DeviceOps
 from mindtorch.profile.measure.imports import ImportWatch
 from mindtorch.profile.measure.npu_ops import NpuOps

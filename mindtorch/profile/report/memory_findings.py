@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindtorch.profile.report.looked import BACKWARD, Looked, Said, percent
+from mindtorch.profile.report.finding_inputs import BACKWARD, Looked, Said, percent
 
 __all__ = ["activations", "gradients", "no_grad"]
 

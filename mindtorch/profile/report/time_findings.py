@@ -15,14 +15,14 @@ import torch
 from mindtorch._ext import context
 from mindtorch._ext.timeline import OP
 from mindtorch.base.words import counted
-from mindtorch.profile.cost import about
-from mindtorch.profile.cost.about import Precision
+from mindtorch.profile.cost import op_time
 from mindtorch.profile.cost.families import BACKWARD as MORE_BACKWARD
 from mindtorch.profile.cost.families import itemsize
+from mindtorch.profile.cost.op_time import Precision
 from mindtorch.profile.cost.work import Work
 from mindtorch.profile.report import times
+from mindtorch.profile.report.finding_inputs import BACKWARD, DATA, OPTIMIZER, Looked, Said, percent
 from mindtorch.profile.report.lines import package_of
-from mindtorch.profile.report.looked import BACKWARD, DATA, OPTIMIZER, Looked, Said, percent
 from mindtorch.profile.report.recording import WORKERS, Loaded
 from mindtorch.profile.report.rows import Row
 
@@ -243,7 +243,7 @@ def reads(of: Looked) -> Said | None:
         return None
     reads = of.seen.stages[of.seen.reached].reads
     count = sum(reads.values())
-    share = of.part(count * about.read_seconds(of.forecast.target))
+    share = of.part(count * op_time.read_seconds(of.forecast.target))
     text = (
         f"the program reads values from the device {of.an_iteration(count, '×')}: this takes about {percent(share)} of "
         "the time, because the device is idle after each read until the next launch"
@@ -290,7 +290,7 @@ def attention(of: Looked) -> Said | None:
         for phase in {row.phase, BACKWARD if backward else row.phase}:
             fused = _fused_attention(of.seen.works[row.sig], phase == BACKWARD)
             device[phase] -= calls * of.forecast.of(fused).seconds
-            host[phase] -= calls * about.host_seconds(fused, of.forecast.target, phase == BACKWARD)
+            host[phase] -= calls * op_time.host_seconds(fused, of.forecast.target, phase == BACKWARD)
     share = of.part(of.saved(device, host))
     # More where the host is what takes the time: which views and copies go, too, is not known of all.
     saves = f"would save about {percent(share)} of the time or more, by the cost model"
@@ -392,7 +392,7 @@ def optimizer(of: Looked) -> Said | None:
     if set(kinds) != {torch.optim.SGD}:  # the others count their steps, fused or not
         works.append(Work(None, 0, 4, 4, "float32", "optimizer", "aten::_foreach_add_"))
     device = stepped * sum(of.forecast.of(work).seconds for work in works)
-    host = stepped * sum(about.host_seconds(work, of.forecast.target, False) for work in works)
+    host = stepped * sum(op_time.host_seconds(work, of.forecast.target, False) for work in works)
     busy = sum(row.ns for row in mine if row.sig) / 1e9
     launched = sum(row.calls * of.forecast.host(row.sig, OPTIMIZER) for row in mine if row.sig)
     share = of.part(of.saved({OPTIMIZER: busy - device}, {OPTIMIZER: min(launched, whole) - host}))

@@ -8,7 +8,7 @@ import click
 
 from mindtorch.base.errors import UsageError
 
-from .exits import BY_SIGINT
+from .exit_codes import BY_SIGINT
 from .units import bytes_text, counted
 
 if TYPE_CHECKING:
