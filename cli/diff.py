@@ -12,8 +12,8 @@ from mindtorch.base.errors import UsageError
 from mindtorch.base.formats import Format, atomic
 from mindtorch.profile.report.conditions import METRICS, Condition
 
+from .iteration_progress import HowFar
 from .output import OutputFile, output_options
-from .progress import HowFar
 
 __all__ = ["FORMATS", "command"]
 

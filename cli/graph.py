@@ -16,6 +16,7 @@ from mindtorch.program.program import split_argument
 from .child_command import made
 from .estimate_output import left_alone, numbers_marked, writes_nothing
 from .exit_codes import exit_code, interruption
+from .iteration_progress import note
 from .output import OutputFile, output_options
 from .program import (
     ProgramCommand,
@@ -25,7 +26,6 @@ from .program import (
     program_arguments,
     torch_npu_for,
 )
-from .progress import note
 from .units import assumption, counted
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from mindtorch.program.workload import DTYPES, Request
 from .advice import CHANGES, advice, halved
 from .closing_lines import last_words, worth_showing
 from .estimate_output import writes_nothing
+from .iteration_progress import HowFar, Iterations, note
 from .output import OutputFile, output_options
 from .program import (
     ProgramCommand,
@@ -27,7 +28,6 @@ from .program import (
     program_arguments,
     torch_npu_for,
 )
-from .progress import HowFar, Iterations, note
 from .sizing import estimate, explain, made_report
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import click
 from mindtorch.base.errors import UsageError
 
 from .child_command import made, ran
-from .progress import note
+from .iteration_progress import note
 
 __all__ = ["both"]
 

@@ -14,8 +14,8 @@ from mindtorch.base.ranks import local_ranks
 
 from .closing_lines import say_whose
 from .estimate_output import numbers_marked
+from .iteration_progress import HowFar, Iterations
 from .program import torch_npu_for
-from .progress import HowFar, Iterations
 
 if TYPE_CHECKING:
     from mindtorch.profile.cost.targets import Target

@@ -183,8 +183,8 @@ NEAREST = {
     "engine/remote/lineage.py": "remote/test_session.py cluster/test_lineage.py",
     "engine/remote/*": "remote/test_loopback.py remote/test_messages.py remote/test_overlap.py remote/test_settings.py"
     " remote/test_changing.py",
-    "engine/semantics/generation.py engine/semantics/cache_growth.py": "semantics/test_cache_growth.py test_generation.py"
-    " test_generation_caches.py",
+    "engine/semantics/generation.py engine/semantics/cache_growth.py": "semantics/test_cache_growth.py"
+    " test_generation.py test_generation_caches.py",
     "engine/semantics/*": "semantics profile/test_owners.py profile/test_iterations.py",
     "engine/tensor/*": "test_lazy_classes.py test_lazy_tensor.py test_lazy_protocol.py",
 }

@@ -65,7 +65,7 @@ def test_C2_a_finding_names_the_line_that_has_most_of_it_in_all_its_calls() -> N
 
 def test_C2_a_finding_names_the_line_that_reads_most_in_all_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time_findings, "context", finding_inputs.context)
-    monkeypatch.setattr(time_findings.about, "read_seconds", lambda target: 0.02)
+    monkeypatch.setattr(time_findings.op_time, "read_seconds", lambda target: 0.02)
     found = of(10)
     found.forecast = SimpleNamespace(target=SimpleNamespace(model=None))  # type: ignore[assignment]
     found.seen.reached, found.seen.stages = "main", {"main": SimpleNamespace(reads={4: 4, 1: 3, 5: 3})}
