@@ -104,7 +104,7 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         each = f", median {usual} ({least} to {most})" if times else ""
         left_out = f", {steps['warmup']} of them left out as warm-up ({seconds(steps.get('warmup_s'))})"
         aside = steps.get("threads_aside")
-        of_one = f" of one loop beside {counted(aside, 'other thread')}" if aside else ""
+        of_one = f" of one loop ({counted(aside, 'other thread')} left out)" if aside else ""
         facts.append(("steps", f"{steps['count']}{of_one}{each}{left_out if steps.get('warmup') else ''}"))
     flops = totals.get("flops") or 0
     macs = work(totals.get("macs"), "MAC")

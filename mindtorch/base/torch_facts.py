@@ -107,7 +107,7 @@ def _module(dotted: str, parent: Any, part: str) -> Any:
         made = types.ModuleType(dotted, "mindtorch's replacement for a module that this torch does not have.")
         sys.modules[dotted] = made
         setattr(parent, part, made)
-        lost[dotted] = "torch has no such module any more: see its names"
+        lost[dotted] = "the module is gone; its names are listed separately"
         return made
 
 

@@ -405,7 +405,7 @@ def _install() -> None:
         _wrappers.start(values.tape, _FastLazyTensor, dataless, offset)
         atexit.register(_wrappers.keep, False)
     elif not laid_out:
-        torch_facts.lost["the layout of tensors"] = "each recorded tensor is made anew, which takes twice as long"
+        torch_facts.lost["the layout of tensors"] = "each recorded tensor is a new object, which takes twice as long"
     _attributes.init(torch, DeviceContext, device_at)
     eager.set_runtime(values)
     for func, handler in handlers.table().items():
