@@ -148,7 +148,7 @@ class Cache:
         self._run(executor, segment, encoded)
         own = [wanted[slot] for slot in slots]
         if not all(isinstance(value, torch.Tensor) for value in own):
-            _refuse("its executor does not run it in one piece")
+            _refuse("its executor runs it in parts")
             return
         memory = {value.untyped_storage()._cdata for value in own}
         if len(memory) < len(own) or not memory.isdisjoint(v.untyped_storage()._cdata for v, _root in encoded.given):

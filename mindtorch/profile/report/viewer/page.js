@@ -48,7 +48,7 @@ function sentence(parts) {
   const line = timed ? objects(data.lines).find((row) => row.file && !row.package) : null;
   const text = `${timeText()}${sized && timed ? ` on ${report.device}` : ""} in ${counted(totals.ops, "operation")}${most.length ? `: ${listed(most)}` : ""}.`;
   const also = [];
-  if (where) also.push(`${share(where.row.total_s, totals.time_s)} of it in ${where.path}${where.row.repeated > 1 ? ` (${where.row.repeated} equal ones)` : ""}`);
+  if (where) also.push(`${share(where.row.total_s, totals.time_s)} of it in ${where.path}${where.row.repeated > 1 ? ` (${where.row.repeated} identical modules)` : ""}`);
   if (line && line.self_s > 0.05 * totals.time_s) also.push(`${share(line.self_s, totals.time_s)} on one line, ${base(line.file)}:${line.line}`);
   const waits = report.waits || {};
   for (const [key, what] of Object.entries(WAITED)) {
@@ -241,8 +241,8 @@ function runSection() {
   for (const [name, text] of report.workload ? workloadFacts(report.workload) : []) add(name, text);
   add("models", models().map((model) => `${named(model)}, ${counted(model.params, "parameter")}${model.param_bytes ? ` (${bytes(model.param_bytes)})` : ""}${model.times > 1 ? " each" : ""}`).join("; "));
   if (!sized) add("start-up", [["imports", startup.import_s], ["construction", startup.init_s], ["compiling", startup.compile_s]].filter((part) => part[1] > 0).map(([what, spent]) => `${seconds(spent)} ${what}`).join(", "));
-  if (steps.count > 1) add("steps", `${count(steps.count)}${steps.time_s ? `, ${seconds(steps.time_s.median)} each (${seconds(steps.time_s.min)} to ${seconds(steps.time_s.max)})` : ""}${steps.warmup ? `; ${count(steps.warmup)} left out as warm-up` : ""}`);
-  add("waits", Object.entries(report.waits || {}).filter(([, spent]) => spent > 0).map(([what, spent]) => `${what.replace(/_s$/, "")} ${seconds(spent)}`).join(", "));
+  if (steps.count > 1) add("steps", `${count(steps.count)}${steps.time_s ? `, median ${seconds(steps.time_s.median)} (${seconds(steps.time_s.min)} to ${seconds(steps.time_s.max)})` : ""}${steps.warmup ? `; ${count(steps.warmup)} left out as warm-up` : ""}`);
+  add("waits", Object.entries(report.waits || {}).filter(([, spent]) => spent > 0).map(([what, spent]) => `${seconds(spent)} ${WAITED[what] || what.replace(/_s$/, "")}`).join(", "));
   if ((report.threads || []).some((row) => row.name !== "main")) add("threads", report.threads.map((row) => `${row.name}${row.count > 1 ? ` ×${row.count}` : ""}: ${counted(row.ops, "operation")}`).join(", "));
   if (report.lazy) add("recorded", `${count(report.lazy.runs)} operations ran when values were read, ${seconds(report.lazy.run_s)} on ${report.lazy.executor}`);
   if (report.npu) add("on NPUs", `${count(Object.values(report.npu.native).reduce((a, b) => a + b, 0))} calls native, ${count(Object.values(report.npu.staged).reduce((a, b) => a + b, 0))} staged through the CPU`);
@@ -252,7 +252,7 @@ function runSection() {
   add("ended", ended());
   const parts = [el("dl", { class: "facts" }, ...facts)];
   const ranks = (report.ranks || []).filter((row) => row.ran_as !== undefined);
-  if (ranks.length) parts.push(el("h3", {}, "Ranks"), plainTable("Ranks", ["rank", "run as", "peak", "operations", "FLOPs", "time", "exposed"], ranks.map((row, i) => [String(row.rank ?? i), String(row.ran_as), bytes(row.peak_bytes), count(row.ops), amount(row.flops), seconds(row.time_s), seconds(row.exposed_s)])));
+  if (ranks.length) parts.push(el("h3", {}, "Ranks"), plainTable("Ranks", ["rank", "estimated as", "peak", "operations", "FLOPs", "time", "exposed"], ranks.map((row, i) => [String(row.rank ?? i), String(row.ran_as), bytes(row.peak_bytes), count(row.ops), amount(row.flops), seconds(row.time_s), seconds(row.exposed_s)])));
   if ((report.labels || []).length) {
     parts.push(el("h3", {}, "Scopes, named by record_function; they may nest"), plainTable("Scopes", ["scope", "calls", "total", "%"], report.labels.map((row) => [row.name, count(row.calls), seconds(row.total_s), percent(row.total_s, totals.time_s)])));
   }
