@@ -32,7 +32,7 @@ def ended(error: Exception, process: int, node: str) -> str:
     if kind == "OutOfMemoryError" or "running low on memory" in text or "memory usage threshold" in text:
         found = re.search(r"([\d.]+[GM]B) used / ([\d.]+[GM]B) limit", text)
         of = f" ({found[1]} of {found[2]} used)" if found else ""
-        return f"{who} was killed because its node ran out of memory{of}"
+        return f"{who} was killed because its node was low on memory{of}"
     if kind in ("ActorDiedError", "ActorUnavailableError", "WorkerCrashedError"):
         if "its node has died" in text or "node is dead" in text:
             return f"{who} ended because its node died"

@@ -408,7 +408,7 @@ def test_C5_reports_of_different_kinds_are_refused(tmp_path: Path, alone: None) 
         (lambda report: {k: v for k, v in report.items() if k != "detail"}, "b.json: .* got one of an older genie"),
         (
             lambda report: {k: v for k, v in report.items() if k != "detail"} | {"rank": None, "ranks": [{}, {}]},
-            "b.json: expected the report of one rank, got that of all 2 in one",
+            "b.json: expected the report of one rank, got that of all 2 ranks in one",
         ),
     ],
 )
@@ -419,7 +419,7 @@ def test_C5_what_cannot_be_compared_is_refused(change: Callable[[Report], Any], 
 
 def test_C5_the_report_of_all_ranks_is_refused(measured: Report) -> None:
     merged = merge([{**measured, "rank": {"rank": i, "world_size": 2, "run": "x"}} for i in range(2)])
-    with pytest.raises(UsageError, match=r"all.json: expected the report of one rank, got that of all 2 in one"):
+    with pytest.raises(UsageError, match=r"all.json: expected the report of one rank, got that of all 2 ranks in one"):
         compare(merged, measured, ("all.json", "b.json"))
 
 
