@@ -56,8 +56,6 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     elif wall is not None:
         text += f" · whole run {seconds(wall)}{_mostly(report)}"
     facts.append(("time", text))
-    if totals.get("energy_j") and report.get("energy"):
-        facts.append(("energy", _energy(report)))
     waits, said = report.get("waits") or {}, {row["id"] for row in report.get("findings") or []}
     told = {"data_s", "workers_s"} if "data-wait" in said else set()
     waited = {what: waits.get(key) or 0.0 for key, what in _WAITS.items() if key not in told}
@@ -65,6 +63,8 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
              for what, long in waited.items() if long > _SHOWN * time_s]  # fmt: skip
     if spent:
         facts.append(("of that", ", ".join(spent)))
+    if totals.get("energy_j") and report.get("energy"):
+        facts.append(("energy", _energy(report)))
     queued = totals.get("queued_s") or 0.0
     if queued > _BUSY * time_s > 0:
         part = f"{seconds(queued)} of the time above ({100 * queued / time_s:.0f} %)"
@@ -111,7 +111,7 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     products = totals.get("product_flops")
     text = f"{work(flops, 'FLOP')} ({macs})"
     if flops and products is not None and products != flops:
-        text = f"{work(flops, 'FLOP')} of all ops, products alone {work(products, 'FLOP')} ({macs})"
+        text = f"{work(flops, 'FLOP')} in all ops, {work(products, 'FLOP')} ({macs}) in products alone"
     if (timed := flops - (totals.get("host_flops") or 0)) and time_s:
         text += f" · {work(timed / time_s, 'FLOP/s')}"
     facts.append(("work", text))
