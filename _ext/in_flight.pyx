@@ -69,7 +69,7 @@ def put(int device, str op not None):
     if ring.puts == NULL:
         ring.puts = <Put *>calloc(KEPT, sizeof(Put))
         if ring.puts == NULL:
-            raise MemoryError("no memory for notes of what an NPU does")
+            raise MemoryError("no memory to note what an NPU does")
     here = &ring.puts[ring.count % KEPT]
     before = here.op
     here.op, here.lane = <PyObject *>op, current_lane(unit)

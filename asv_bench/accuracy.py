@@ -2,8 +2,8 @@
 """How far off estimates for GPUs are: ``python asv_bench/accuracy.py FOLDER [--fit] [--write docs/ACCURACY.md]``.
 
 FOLDER holds measurements as `measured.py` and `models.py` read them; anybody can supply such files for a chip of
-their own. ``--fit`` fits the factors of `mindtorch/profile/cost/fitted.toml` to them anew. What is said of held-out
-rows, chips and models was predicted with factors that had not seen them. For the ``cpu`` target: `accuracy_cpu.py`.
+their own. ``--fit`` fits the factors of `mindtorch/profile/cost/fitted.toml` to them anew. Figures for held-out rows,
+chips and models are predicted with factors that were not fitted to them. For the ``cpu`` target: `accuracy_cpu.py`.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def _number(value: Any) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--fit", action="store_true", help="fit the factors anew, and write them")
+    parser.add_argument("--fit", action="store_true", help="fit the factors again, and write them")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the page")
     args = parser.parse_args()
     sets, whole = measured.read(args.folder), models.read(args.folder)

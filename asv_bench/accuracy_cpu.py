@@ -1,10 +1,10 @@
-"""Predicted beside measured time with the calibrated ``cpu`` target:
+"""Compares predicted with measured time, with the calibrated ``cpu`` target:
 ``python asv_bench/accuracy_cpu.py [program ...]``.
 
-Each program runs a few times, after two steps that warm up. Noise only ever adds: what counts is the sum of each row's
-(op, shape, module, line) fastest time over the runs, "quiet"; the fastest whole run is shown beside it.
-``--threads N`` sets torch's threads, ``--ops K`` shows the K ops that are off most.
-Exits 1 when a program is off by more than 25 %. Nothing else may run on the machine meanwhile.
+Each program runs a few times, after two steps that warm up. Noise only adds time, so the measured time is
+"quiet": the sum of each row's (op, shape, module, line) fastest time over the runs. The fastest run is shown, too.
+``--threads N`` sets torch's threads, ``--ops K`` shows the K ops with the largest errors.
+Exits with 1 if a program is off by more than 25 %. Nothing else may run on the machine meanwhile.
 """
 
 from __future__ import annotations

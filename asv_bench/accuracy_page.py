@@ -15,41 +15,43 @@ from mindtorch.profile.cost import roofline
 
 HEAD = """# How far off estimates are
 
-`about`, `about_low_s` to `about_high_s`, and `bound_s` of an estimate ([ESTIMATE.md](ESTIMATE.md#time)), compared
-with measurements. One command makes this page, from files as described in `asv_bench/measured.py`. With such files for
-another chip, the same command makes the page and the factors again:
+This page compares `about`, the interval from `about_low_s` to `about_high_s`, and `bound_s` of an estimate
+([ESTIMATE.md](ESTIMATE.md#time)) with measurements. One command makes this page from files whose format
+`asv_bench/measured.py` describes. With such files for another chip, the same command makes the page and the factors
+again:
 
 <!-- not run: it needs the measurements -->
 ```sh
 python asv_bench/accuracy.py FOLDER --fit --write docs/ACCURACY.md
 ```
 
-Errors are means of |predicted / measured − 1|. *Fitted*: rows that the factors were fitted to. *Held out*: a random
-quarter of the rows at a time, predicted with factors fitted to the other three. *Other chips*: predicted with factors
-fitted to other chips and the chip's own data sheet. *Inside*: share of held-out rows within the interval, which was made
-from other held-out rows; it should be 80 %. *Below the bound*: measurements faster than the bound; there must be none.
+Errors are means of |predicted / measured − 1|. *Fitted*: rows that the factors were fitted to. *Held out*: each random
+quarter of the rows, predicted with factors fitted to the other three quarters. *Other chips*: predicted with factors
+fitted to other chips and the chip's own data sheet. *Inside*: share of held-out rows within the interval, which was
+made from other held-out rows; it should be 80 %. *Below the bound*: number of measurements faster than the bound; it
+must be 0.
 
-What the factors behind each figure have seen:
+This table shows which data the factors behind each figure were fitted to ("seen"):
 
 | figure | the chip | the source | the kind of model |
 |---|---|---|---|
 | fitted | seen | seen | seen, the very rows |
-| held out, inside | seen | seen | seen, other rows of the same set: this shows the scatter of the source and does not test another one |
+| held out, inside | seen | seen | seen, but other rows of the same set: this shows the scatter within the source and does not test another source |
 | other chips, without the chip | not seen | seen | seen |
 | without the model | seen | seen | not seen |
 | training on many cards: a100 | seen | seen | seen: one figure was fitted to the very rows |
 | training on many cards: a100-40gb | its twin's factors | seen | seen |
 | training on many cards: h100 | seen by single operations, not by programs | seen on another chip | seen on another chip |
-| published runs | as its own factors or those of related chips | not seen in the fit, except for the host (source 5) | convolutions and compiled code seen |
+| published runs | its own factors or those of related chips | not seen in the fit, except for the host (source 5) | convolutions and compiled code seen |
 | energy | not seen: joules follow from H200 and B200, idle power is the chip's own | not seen | not seen: single products were fitted |
 
 No figure here is for a chip and a source that are both unseen. For such chips, the interval is wider by the error of the
 estimates of timm's published runs on an RTX 3090.
 
-Neither in a fit nor on this page: H200, L4, whole models on H100, and the rows of every file that were kept back. Left out
-of the files: single-precision kernels that took less than 1.5 times the fastest call of their kind, and streams that took
-less than three times (those time the host); convolutions (without shapes); attention of a single token; mixtures of
-experts (`switch*`).
+These data are in no fit and not on this page: H200, L4, whole models on H100, and the rows of every file that were kept
+back. The following rows were removed from the files: single-precision kernels that took less than 1.5 times as long as
+the fastest call of their kind, and memory streams that took less than three times as long (such rows measure the host);
+convolutions (their shapes are missing); attention of a single token; mixtures of experts (`switch*`).
 """
 
 
@@ -65,7 +67,7 @@ def page(kernels: list[dict[str, Any]], chips: list[dict[str, Any]], models: lis
 def _kernels(kernels: list[dict[str, Any]], chips: list[dict[str, Any]]) -> str:
     titles = {
         "product": "Matrix products", "attention": "Fused attention, causal", "flash2": "FlashAttention-2 on newer chips",
-        "stream": "What streams memory",
+        "stream": "Operations that stream memory",
     }  # fmt: skip
     kinds = {"half": "bfloat16", "single": "float32"}
     carried = {(c["rows"].chip.key, c["rows"].kind, c["rows"].model): c for c in chips}

@@ -1,8 +1,8 @@
-"""What recording takes in things that can be counted, beside what it took in the commit before: no clock is asked.
+"""Compares counts of what recording takes with those of the previous commit, without measuring time.
 
-Calls of Python, operations, bytes, messages: the same on every machine with the same Python and torch, whatever else it
-does. ``python asv_bench/counts.py`` prints them beside those in ``counts.json`` and fails where one is another;
-``--write`` puts them there. `tests/test_counts.py` refuses a change of them that the commit does not state.
+Python calls, operations, bytes and messages are the same on every machine with the same Python and torch, however busy
+it is. ``python asv_bench/counts.py`` prints them next to those in ``counts.json`` and fails if one differs; ``--write``
+puts them there. `tests/test_counts.py` refuses a change that ``counts.json`` does not state.
 """
 
 from __future__ import annotations

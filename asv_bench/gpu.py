@@ -1,13 +1,13 @@
-"""Profiler, estimate and recording beside torch's own figures on a GPU: ``python asv_bench/gpu.py [program ...]``.
+"""Compares profile, estimate, recording with torch's own figures on a GPU: ``python asv_bench/gpu.py [program ...]``.
 
-For each program: a step's time, the allocator's peak and what the driver says is used, FLOPs by FlopCounterMode, ops by
-torch.profiler; beside them the Profiler's (and how much longer a step takes under it) and the estimate's; and whether
-two steps recorded on ``remote_accelerator`` and run on the GPU have eager's bits. Exits 1 where FLOPs differ.
-``--device cpu --small`` tries the program itself where there is no GPU.
+For each program: a step's time, the allocator's peak and the memory in use by the driver's count, FLOPs by
+FlopCounterMode, ops by torch.profiler; the same figures of the Profiler (and how much longer a step takes under it) and
+of the estimate; and whether two steps recorded on ``remote_accelerator`` and run on the GPU have eager's bits. Exits
+with 1 if FLOPs differ. ``--device cpu --small`` tries the program itself without a GPU.
 
-torch.profiler also counts what kernels call. Under a dispatch mode, ours as any, autograd sums gradients into new
-tensors: ``add`` in place of ``add_``, and more of ``detach``. The allocator's peak has workspaces of cuBLAS and cuDNN
-in it, which a profile does not see; those of cuBLAS are shown.
+torch.profiler also counts what kernels call. Under any dispatch mode, autograd sums gradients into new tensors: ``add``
+instead of ``add_``, and more calls of ``detach``. The allocator's peak includes workspaces of cuBLAS and cuDNN, which a
+profile does not see; those of cuBLAS are shown.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("programs", nargs="*", metavar="program", help=f"of {', '.join(PROGRAMS)} (default: all)")
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--target", default="h200", help="whose speed is estimated (default h200)")
+    parser.add_argument("--target", default="h200", help="accelerator to estimate (default: h200)")
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--small", action="store_true")
     args = parser.parse_args()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mindtorch.profile.cost import about, targets
+from mindtorch.profile.cost import op_time, targets
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.work import Work
 
@@ -86,7 +86,7 @@ def seconds(model: Model, chip: Target) -> tuple[float, float, float]:
     """(of matrix products, of everything else, at least)."""
     matrix = rest = least = 0.0
     for work, _, calls in model.works:
-        cost = about.estimate(work, chip)
+        cost = op_time.estimate(work, chip)
         if cost.family == "product":
             matrix += calls * cost.seconds
         else:

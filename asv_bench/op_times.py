@@ -1,10 +1,10 @@
-"""Op times of a profile beside torch.profiler's, on the CPU: ``python asv_bench/op_times.py [program ...]``.
+"""Compares op times with those of torch.profiler, on the CPU: ``python asv_bench/op_times.py [program ...]``.
 
 The programs of ``overhead.py``, and a row for each of the ten heaviest ops: its time in a step by both, minima over
-single steps in turn, in one process of one thread. torch.profiler's time of an op has in it what the op calls; where
-autograd adds up gradients, it does so in place without a profile and out of place under one, so both are one row. Exits
-1 where two differ by more than 10 % and by more than a microsecond a call, which is what either profiler's own calls
-cost. Takes two minutes.
+single steps in turn, in one process of one thread. torch.profiler's time of an op includes what the op calls. Autograd
+adds up gradients in place without a profile and out of place under one, so both are one row. Exits with 1 if two times
+differ by more than 10 % and by more than a microsecond a call, which is the cost of either profiler's own calls. Takes
+two minutes.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def least(rounds: list[Counter[str]]) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("programs", nargs="*", metavar="program", help=f"of {', '.join(PROGRAMS)}")
-    parser.add_argument("--rounds", type=int, default=20, help="steps under each (20)")
+    parser.add_argument("--rounds", type=int, default=20, help="steps under each profiler (default: 20)")
     asked = parser.parse_args()
     if unknown := set(asked.programs) - set(PROGRAMS):
         parser.error(f"no program is called {', '.join(sorted(unknown))}; there are {', '.join(PROGRAMS)}")

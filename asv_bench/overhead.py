@@ -1,8 +1,9 @@
-"""What ``genie profile`` costs (SPEC S12): ``python asv_bench/overhead.py [--runs N] [program ...]``.
+"""Measures the overhead of ``genie profile`` (SPEC S12): ``python asv_bench/overhead.py [--runs N] [program ...]``.
 
-CPU time of a program's loop alone, after ten iterations: plainly, under a dispatch mode that only calls on, and under
-the command. Processes of one thread, in turn, minima. The mode alone is the least that anything costs which sees every
-op in Python; what the profile adds to it is ours. Exits 1 where GPT-2 small misses its "must". Takes eight minutes.
+CPU time of a program's loop alone, after ten iterations: plainly, under a dispatch mode that only passes calls on, and
+under the command. Processes of one thread, in turn; minima. The mode alone is the least overhead of any tool that sees
+every op in Python; what the profile adds is genie's own. Exits with 1 if GPT-2 small misses its "must". Takes eight
+minutes.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def seconds(command: list[str], folder: str) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("programs", nargs="*", metavar="program", help=f"of {', '.join(PROGRAMS)}")
-    parser.add_argument("--runs", type=int, default=5, help="processes of each kind (5)")
+    parser.add_argument("--runs", type=int, default=5, help="processes of each kind (default: 5)")
     asked = parser.parse_args()
     if unknown := set(asked.programs) - set(PROGRAMS):
         parser.error(f"no program is called {', '.join(sorted(unknown))}; there are {', '.join(PROGRAMS)}")

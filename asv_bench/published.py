@@ -20,9 +20,9 @@ NVIDIA, LECTURE, GPT_FAST, DIFFUSION, QWEN = 1, 2, 3, 4, 5
 SOURCES = """
 1. NVIDIA/DeepLearningExamples, PyTorch, ResNet50 v1.5, README (pytorch-21.03). TF32 and float32 in torch's default layout,
    mixed precision with channels last.
-2. karpathy/build-nanogpt, the commits of 2024-06-07, and the chapters of the lecture that goes with them, which name the
-   times; 16 × 1,024 tokens. The lecture says that the GPU is an A100 SXM of 80 GB. Attention is written out, unless the row says
-   fused.
+2. karpathy/build-nanogpt, the commits of 2024-06-07, and the chapters of the lecture that goes with them, which name
+   the times; 16 × 1,024 tokens. The lecture says that the GPU is an A100 SXM of 80 GB. Attention is computed op by op,
+   unless the row says "fused".
 3. pytorch-labs/gpt-fast, README. One token at a time, after a prompt of five; boards limited to 330 W. Several GPUs
    are tensor parallel in one machine. Experts are grouped products here; there, compiled sums over the weights by index.
 4. huggingface/diffusion-fast, and the tutorial "Accelerate inference of text-to-image diffusion models" of
@@ -33,11 +33,11 @@ SOURCES = """
 """
 HEAD = """## Published runs
 
-Published times of one step, one token or one image, beside the estimate of a program that does the same
-(`asv_bench/published.py` and `asv_bench/published_programs.py`). Only the host's factors were fitted to these figures
-(source 5), but the models of convolutions and of compiled code were developed with them in sight, so this is not a
-held-out test. One factor, for products at odd addresses, comes from a commit to nanoGPT, a program much like those of
-source 2.
+This table compares published times of one step, one token or one image with the estimate of a program that does the
+same (`asv_bench/published.py` and `asv_bench/published_programs.py`). Only the host's factors were fitted to these
+figures (source 5). But the cost models of convolutions and of compiled code were developed with these figures in view,
+so this is not a held-out test. One factor, for products at odd addresses, comes from a commit to nanoGPT, a program
+much like those of source 2.
 
 Limits of the models: a kernel that `torch.compile` fuses from a chain of ops is assumed to take as long as the longest of
 them, with the dtypes before and after the chain; which results it writes for backward is unknown. The stream factors are

@@ -123,11 +123,12 @@ ROWS = (
 )  # fmt: skip
 HEAD = """## Energy
 
-Published joules of a step beside the estimate of a program that does the same (`asv_bench/published_energy.py`, which
-names the sources). The model was fitted to single products on an H200 and a B200 and committed before any of these
-rows was looked at; none of these chips or programs was in the fit. Afterwards, only the interval of chips that were not
-fitted was made wider: with the first one, 61 % of the rows were inside. Power is what the estimate draws on average
-beside what was published: its error is that of the joules without that of the time.
+This table compares published joules of a step with the estimate of a program that does the same
+(`asv_bench/published_energy.py` names the sources). The model was fitted to single products on an H200 and a B200, and
+committed before anybody looked at these rows; none of these chips or programs was in the fit. Afterwards, only the
+interval for chips that were not fitted was made wider: with the first interval, 61 % of the rows were inside. Power is
+the average power of the estimate compared with the published one; its error is the error of the joules without the
+error of the time.
 
 | program | chip | batch | published | about | interval | error | power: published | about | error |
 |---|---|---|---|---|---|---|---|---|---|

@@ -108,12 +108,12 @@ ROWS = [
 ]
 HEAD = """## Training on many cards
 
-Training of MPT models with FSDP in bfloat16, as LLM-Foundry's tables give it, beside the estimate of a program that
-does the same (`asv_bench/published_training.py`). To the rows of the A100 with 80 GB one figure was fitted: 1.6 pJ for
-an operation on its matrix units, so 400 W sustain 80 % of the peak. H100's follows from what newer transistors save. No
-row of the other two chips was used, and those of H100 were first estimated after the commit of the fit. Rows of longer
-sequences are left out: FlashAttention's first version ran there, which takes up to twice as long as torch's. The loss
-is torch's here; there it was a fused one.
+This table compares LLM-Foundry's published times for training MPT models with FSDP in bfloat16 with the estimate of a
+program that does the same (`asv_bench/published_training.py`). One figure was fitted to the rows of the A100 with 80
+GB: 1.6 pJ for an operation on its matrix units, so 400 W sustain 80 % of the peak. The figure for H100 follows from
+what newer transistors save. No row of the other two chips was used; those of H100 were first estimated after the commit
+of the fit. Rows with longer sequences are left out, because they ran FlashAttention's first version, which takes up to
+twice as long as torch's. The estimate uses torch's loss; the published runs used a fused one.
 """
 TABLE = [
     "| model | cards | sequence | batch | activations | published | at least | about | interval | error |",

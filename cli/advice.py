@@ -29,7 +29,7 @@ CHANGES = {
         ("training",),
     ),
     "fused-optimizer": Change("fused=True for Adam, AdamW, SGD", ("training",)),
-    "adafactor": Change("torch.optim.Adafactor instead of Adam and AdamW; training differs", ("training",)),
+    "adafactor": Change("torch.optim.Adafactor instead of Adam or AdamW; this changes training", ("training",)),
     "no-grad": Change("with torch.no_grad(): around the model's forward", ("inference",)),
     "expandable-segments": Change("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the environment"),
     "half-batch": Change("batches of half the size: batch_size of the DataLoader, or --batch"),

@@ -10,9 +10,10 @@ __all__ = ["command"]
 @click.command(name="calibrate", short_help="Measure this machine, so that estimates can target it.")
 @click.argument("file", metavar="FILE.toml", type=click.Path(dir_okay=False, writable=True))
 def command(file: str) -> int:
-    """Measure this machine and write FILE.toml, which --target takes.
+    """Measure this machine and write FILE.toml, for use as --target FILE.toml.
 
-    Needs a GPU: runs matrix products and a copy on it, and fits the factors of its times to them. Takes about a minute.
+    Needs a GPU. Runs matrix products and a copy on it, and fits the factors of the target to the measured times. Takes
+    about a minute.
     """
     from mindtorch.base.errors import UsageError
 

@@ -16,8 +16,8 @@ from mindtorch.base import clusters
 from mindtorch.program import blame
 from mindtorch.program.workload import DTYPES, Request
 
-from .apart import left_alone, writes_nothing
-from .exits import exit_code
+from .estimate_output import left_alone, writes_nothing
+from .exit_codes import exit_code
 from .program import ProgramCommand, claimed_stdout, parse_program, program_arguments
 from .sizing import chosen_rank, runner
 
@@ -51,7 +51,7 @@ class _CheckCommand(ProgramCommand):
     cls=_CheckCommand,
     name="check",
     epilog=_EPILOG,
-    short_help="Does a program run and fit on an accelerator? Exit code 0 or 1.",
+    short_help="Check whether a program runs and fits on an accelerator.",
 )
 @click.option("--target", "target_name", metavar="NAME", required=True, help="The accelerator, as for genie profile.")
 @click.option(
@@ -66,7 +66,7 @@ class _CheckCommand(ProgramCommand):
 @click.option(
     "--routing",
     type=click.Choice(["balanced"]),
-    help="Choices among unknown scores pick all candidates in turn, also where there are fewer choices.",
+    help="Choices among unknown scores (topk, argmax …) always pick all candidates in turn.",
 )
 @click.option("--seq", type=click.IntRange(min=1), metavar="N", help="For a config.json: tokens per sequence.")
 @click.option("--batch", type=click.IntRange(min=1), metavar="N", help="For a config.json: sequences per batch.")
@@ -91,7 +91,7 @@ def command(
     dtype: str | None,
     as_json: bool,
 ) -> int:
-    """Run PROGRAM without data, and report what the accelerator refuses: the first uncaught error.
+    """Run PROGRAM without data, and report the first uncaught error that the accelerator would raise.
 
     Exit code 0: it runs and fits. 1: the accelerator refuses it, or the program itself fails. 2: genie cannot tell.
     """
@@ -207,8 +207,8 @@ def _refusals(
     elif kind == "not known" and assumed and not blame.says_so(error):
         last = blame.assumption_behind(error, assumed)
         place = f"{last['file'].rpartition('/')[2]}:{last['line']}"
-        what = f"what {last['op']} reads" if last["operand"] else last["op"]
-        note = f"{what} at {place} was assumed to be {assumption(last['last'])}: --assume changes that"
+        what = f"the value that {last['op']} reads" if last["operand"] else last["op"]
+        note = f"{what} at {place} was assumed to be {assumption(last['last'])}; --assume sets another value"
     return [_row(kind, type(error).__name__, str(error), file, line, note)]
 
 

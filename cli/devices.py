@@ -24,15 +24,20 @@ Examples:
 
 @click.command(name="devices", epilog=_EPILOG, short_help="Show which devices can be used here, and why others cannot.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--test", is_flag=True, help="For an NPU: test it, and compare five models with the CPU. Takes minutes.")
+@click.option(
+    "--test",
+    is_flag=True,
+    help="For an NPU: test it, and compare the results of five models with those of the CPU. Takes minutes.",
+)
 @click.option(
     "--report", metavar="FILE", help=f"With --test: file for the report, to attach to an issue (default {_REPORT})."
 )
 @click.argument("name", required=False, metavar="[DEVICE]")
 def command(name: str | None, as_json: bool, test: bool, report: str | None) -> int:
-    """Show every device type, or DEVICE (npu, cuda:0, ...): usable or not and why, memory, versions, how to enable.
+    """Show every device type, or only DEVICE (npu, cuda:0, ...): whether it can be used, why not and how to enable it,
+    its memory, and versions.
 
-    Exit code 3 when DEVICE cannot be used, 2 when there is no such device type, 1 when it fails --test.
+    Exit code 3 if DEVICE cannot be used, 2 if there is no such device type, 1 if it fails --test.
     """
     from . import probe
 
@@ -80,7 +85,7 @@ def _try(answer: dict[str, Any], file: str, as_json: bool) -> int:
     if device["details"]["torch_npu"] is not None:
         raise UsageError("npu cannot be tested: torch_npu drives it, not mindtorch")
     if is_test_library():
-        click.echo("a test library over host memory: the results say nothing about hardware", err=True)
+        click.echo("a test library that uses host memory: the results say nothing about hardware", err=True)
     rows = answer["checks"] = []
     for row in selftest.run(device["index"] or 0):
         rows.append(row)

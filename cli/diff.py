@@ -12,7 +12,7 @@ from mindtorch.base.errors import UsageError
 from mindtorch.base.formats import Format, atomic
 from mindtorch.profile.report.conditions import METRICS, Condition
 
-from .how_far import HowFar
+from .iteration_progress import HowFar
 from .output import OutputFile, output_options
 
 __all__ = ["FORMATS", "command"]
@@ -61,7 +61,9 @@ FORMATS = (
 
 
 @click.command(name="diff", epilog=_EPILOG, short_help="Compare two reports, or two revisions of a program.")
-@click.option("--base", metavar="REV", help="A git revision: run the command after -- there and in the working tree.")
+@click.option(
+    "--base", metavar="REV", help="A git revision: run the command after -- at this revision and in the working tree."
+)
 @click.option(
     "--fail-if",
     "conditions",
@@ -80,7 +82,8 @@ def command(
 
     BEFORE and AFTER are files of genie profile --json, both measured or both estimates. With --base, the program is run
     twice: at that revision, in a working tree that is removed afterwards, and as it is here. Its output goes to
-    stderr. Counts are exact; measured times count as different only beyond the noise between repeated iterations.
+    stderr. Counts are exact; measured times count as different only if they differ by more than the noise between
+    repeated iterations.
     """
     asked = [Condition.parse(text) for text in conditions]
     wanted = [(each, file) for each in FORMATS if (file := files[each.name]) is not None]

@@ -13,10 +13,10 @@ from mindtorch.base.formats import Format
 from mindtorch.base.ranks import Rank
 from mindtorch.program.program import split_argument
 
-from .apart import left_alone, numbers_marked, writes_nothing
-from .exits import exit_code, interruption
-from .how_far import note
-from .in_child import made
+from .child_command import made
+from .estimate_output import left_alone, numbers_marked, writes_nothing
+from .exit_codes import exit_code, interruption
+from .iteration_progress import note
 from .output import OutputFile, output_options
 from .program import (
     ProgramCommand,
@@ -85,7 +85,7 @@ FORMATS = (
     ),
     Format(
         "svg",
-        "Write a picture: modules as boxes, equal ones once, patterns by name.",
+        "Write a picture: modules as boxes, identical modules drawn once, patterns by name.",
         rb"<svg [^>]*>\s*<!-- genie graph -->",
         lambda graph, view: graph.to_svg(**view.of_picture()),
     ),
@@ -195,7 +195,7 @@ def command(
     device: str | None,
     **files: OutputFile | None,
 ) -> int:
-    """Run PROGRAM unmodified and print the graph of every operation it made.
+    """Run PROGRAM unmodified and print the graph of every operation it ran.
 
     Text goes to stdout, after the program's own output; with --json, --dot, --svg or --html the graph goes to that file
     instead. Each form says what --depth, --module and --steps leave out.
@@ -216,7 +216,7 @@ def command(
     if passes:
         if wanted or patterns or modules or init or (depth, focus, steps, device) != (None, None, None, None):
             raise click.UsageError("--passes shows no graph and cannot be combined with other options")
-        from .passes_shown import show_passes
+        from .graph_passes import show_passes
 
         return show_passes(program)
     if patterns:

@@ -14,7 +14,7 @@ import click
 
 from mindtorch.base.errors import UsageError
 
-from .exits import BY_SIGINT, BY_SIGTERM, ENDS_WITH_THE_COMMAND
+from .exit_codes import BY_SIGINT, BY_SIGTERM, ENDS_WITH_THE_COMMAND
 
 __all__ = ["cli", "entry"]
 
@@ -84,7 +84,7 @@ class Genie(click.Group):
             _complain(f"cannot write to standard output: {error.strerror}", "genie")
             code = 1
         code = code if isinstance(code, int) else 0
-        if (leaving := sys.modules.get("mindtorch.program.leaving")) is not None:
+        if (leaving := sys.modules.get("mindtorch.program.os_exit")) is not None:
             leaving.leave(code)
         sys.exit(code)
 

@@ -69,7 +69,7 @@ def _cpu(_index: int | None) -> _Answer:
 
 
 def _meta(_index: int | None) -> _Answer:
-    details = {"note": "shapes, dtypes and strides without data: sizes a model that does not fit"}
+    details = {"note": "shapes, dtypes and strides without data, to size a model that does not fit in memory"}
     if not hardware.has_module("torch"):
         return False, "torch is not installed", _INSTALL_TORCH, details
     return True, None, None, details

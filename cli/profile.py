@@ -11,15 +11,15 @@ import click
 
 from mindtorch.base import clusters
 from mindtorch.base.formats import Format
-from mindtorch.base.loading import without_collecting
+from mindtorch.base.import_hooks import without_collecting
 from mindtorch.base.ranks import Rank
 from mindtorch.profile.report.export import FORMATS
 from mindtorch.program.workload import DTYPES, Request
 
 from .advice import CHANGES, advice, halved
-from .apart import writes_nothing
-from .how_far import HowFar, Iterations, note
-from .last_words import last_words, worth_showing
+from .closing_lines import last_words, worth_showing
+from .estimate_output import writes_nothing
+from .iteration_progress import HowFar, Iterations, note
 from .output import OutputFile, output_options
 from .program import (
     ProgramCommand,
@@ -93,7 +93,7 @@ class _TargetOption(click.Option):
 @click.option(
     "--device",
     type=click.Choice(["meta"]),
-    help="Estimate sizes and FLOPs, for no particular device: run without data.",
+    help="Run without data: estimate sizes and FLOPs, for no particular device.",
 )
 @click.option(
     "--target",
@@ -125,13 +125,13 @@ class _TargetOption(click.Option):
     multiple=True,
     metavar="CHANGE",
     type=click.Choice(tuple(CHANGES)),
-    help=f"Estimate: the program with this change, too; one of {', '.join(CHANGES)}. May be repeated.",
+    help=f"Estimate: also estimate the program with this change; one of {', '.join(CHANGES)}. May be repeated.",
 )
 @click.option("--advise", is_flag=True, help="Estimate: suggest changes, each with its estimate.")
 @click.option(
     "--routing",
     type=click.Choice(["balanced"]),
-    help="Estimate: choices among unknown scores pick all candidates in turn, also where there are fewer choices.",
+    help="Estimate: choices among unknown scores (topk, argmax …) always pick all candidates in turn.",
 )
 @click.option(
     "--oom",
@@ -141,11 +141,13 @@ class _TargetOption(click.Option):
 @click.option(
     "--hits",
     is_flag=True,
-    help="Count how often each line of the program's own files runs, and show them. This slows Python down.",
+    help="Count how often each line of the program's own files runs, and show the counts. This slows Python down.",
 )
 @click.option("--shapes", is_flag=True, help="Show the shapes of each op's calls, also in JSON and trace.")
 @click.option(
-    "--predict", metavar="NAME", help="Measure here, and show a target's predicted times beside the measured."
+    "--predict",
+    metavar="NAME",
+    help="Measure here, and show the times predicted for a target next to the measured ones.",
 )
 @click.option(
     "--seq", type=click.IntRange(min=1), metavar="N", help="For a config.json: tokens per sequence (default: 128)."
@@ -206,8 +208,8 @@ def command(
     """Run PROGRAM unmodified and show its time, memory and FLOPs by phase, module and op.
 
     PROGRAM is a script, a module (-m), or a model: FILE.py:NAME, or the config.json of a transformers model. A model is
-    called in eval mode without gradients, unless --train says otherwise. With "-" as an output file the report is not
-    shown and what the program prints goes to stderr.
+    called in eval mode without gradients, unless --train says otherwise. With "-" as an output file, genie
+    does not show the report, and the output of the program goes to stderr.
     """
     rank = Rank.of_process()
     merged_file = None
@@ -286,7 +288,7 @@ def command(
     for each, file in wanted:
         _write(each, file, report, profiler)
     if rank is not None and merged_file is not None:
-        from .merging import merge_ranks  # which few runs need
+        from .merged_reports import merge_ranks  # which few runs need
 
         merge_ranks(rank, merged_file)
     if not to_stdout and worth_showing(outcome, report) and (rank is None or rank.rank == 0):  # equal ranks, one page
@@ -316,7 +318,7 @@ def _measure(
     mindtorch._bootstrap(wait=True)
     with without_collecting():
         from mindtorch.profile import Profiler
-        from mindtorch.profile.measure.nothing import report_of_nothing
+        from mindtorch.profile.measure.empty_report import report_of_nothing
 
     target = None
     if predict is not None:
@@ -356,7 +358,7 @@ def _write(each: Format, file: OutputFile, report: dict[str, Any], profiler: Any
 def _show(report: dict[str, Any], program: Program, options: list[str], view: View) -> None:
     import shlex
 
-    from .following import suggest
+    from .next_commands import suggest
     from .render import canvas
     from .report import render_report
 

@@ -10,7 +10,7 @@ from typing import Any
 from mindtorch.profile.report import folding
 
 from . import report_cluster, report_header, report_lines, report_memory
-from .apart import left_alone
+from .estimate_output import left_alone
 from .render import Canvas, Text, clean
 from .report_advice import alternatives
 from .report_columns import cells, style, table_columns

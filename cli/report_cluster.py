@@ -30,7 +30,7 @@ def communication(report: dict[str, Any], canvas: Canvas) -> None:
     total = (report.get("totals") or {}).get("time_s") or 0.0
     columns = [Column("ranks", 6), Column("count", 7), Column("bytes", 9), Column("time", 8), Column("exposed", 8),
                Column("hidden", 8), Column("%", 5)]  # fmt: skip
-    canvas.heading("Communication", "of this rank; exposed: the computation waits for it")
+    canvas.heading("Communication", "of this rank; exposed: time that the computation waits for it")
     canvas.sheet_head("collective", columns)
     for row in facts["collectives"]:
         cells = [count(row["ranks"]), count(row["count"]), bytes_text(row["bytes"]), seconds(row["time_s"]),
@@ -56,7 +56,7 @@ def ranks(report: dict[str, Any], canvas: Canvas) -> None:
     from mindtorch.profile.estimate.all_ranks import spans
 
     columns = [Column("peak", 9), Column("ops", 8), Column("FLOPs", 8), Column("time", 8), Column("exposed", 8)]
-    canvas.heading("Ranks", "equal ranks together")
+    canvas.heading("Ranks", "identical ranks in one row")
     canvas.sheet_head("rank", columns)
     for which, row in spans(rows):
         cells = [bytes_text(row["peak_bytes"]), count(row["ops"]), amount(row["flops"]), seconds(row["time_s"]),
@@ -67,4 +67,6 @@ def ranks(report: dict[str, Any], canvas: Canvas) -> None:
     if len(ran) < len(rows):
         named = ", ".join(map(str, ran[:12])) + (" …" if len(ran) > 12 else "")
         canvas.paragraph(f"estimated: {named}; the others are assumed to equal their neighbours", "dim")
-    canvas.paragraph(f"the rest is about rank {report['cluster']['rank']}, which needs the most memory", "dim")
+    canvas.paragraph(
+        f"the rest of this report is about rank {report['cluster']['rank']}, which needs the most memory", "dim"
+    )

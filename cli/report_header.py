@@ -56,8 +56,6 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     elif wall is not None:
         text += f" · whole run {seconds(wall)}{_mostly(report)}"
     facts.append(("time", text))
-    if totals.get("energy_j") and report.get("energy"):
-        facts.append(("energy", _energy(report)))
     waits, said = report.get("waits") or {}, {row["id"] for row in report.get("findings") or []}
     told = {"data_s", "workers_s"} if "data-wait" in said else set()
     waited = {what: waits.get(key) or 0.0 for key, what in _WAITS.items() if key not in told}
@@ -65,27 +63,29 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
              for what, long in waited.items() if long > _SHOWN * time_s]  # fmt: skip
     if spent:
         facts.append(("of that", ", ".join(spent)))
+    if totals.get("energy_j") and report.get("energy"):
+        facts.append(("energy", _energy(report)))
     queued = totals.get("queued_s") or 0.0
     if queued > _BUSY * time_s > 0:
         part = f"{seconds(queued)} of the time above ({100 * queued / time_s:.0f} %)"
-        facts.append(("machine", f"busy: the program waited {part} for a processor"))
+        facts.append(("machine", f"busy: for {part}, the program waited for a processor"))
     here = (report.get("host") or {}).get("here_s") or 0.0
     if sized and time_s and here > _SHOWN * time_s:
-        facts.append(("host, here", _host(report["host"])))
+        facts.append(("host time", _host(report["host"])))
     elif sized and time_s and _may_hide(report, time_s):
         least = f"{1000 * report['host']['seen_from_s']:.0f} ms"
-        text = f"no stretch of the program's own Python between ops takes {least}; no figure includes shorter ones"
-        facts.append(("host, here", text))
+        text = f"the program's own Python never ran for {least} between two ops; no figure includes shorter stretches"
+        facts.append(("host time", text))
     loading = (report.get("host") or {}).get("workers_s") or 0.0
     if sized and time_s and loading > _SHOWN * time_s:
-        text = f"at least {seconds(loading)} of the work of a DataLoader's workers, measured here"
-        facts.append(("data, here", f"{text}; no other figure includes it"))
+        text = f"at least {seconds(loading)} of the work of a DataLoader's workers, measured on this machine"
+        facts.append(("data work", f"{text}; no other figure includes it"))
     if made_of := _patterns(report, time_s):
         facts.append(("made of", made_of))
     lazy = report.get("lazy")
     if lazy:
-        runs = f"{count(lazy.get('runs') or 0)} recorded ops ran when values were read, {seconds(lazy.get('run_s'))}"
-        facts.append(("lazily", f"{runs} on {lazy.get('executor')}"))
+        runs = f"{count(lazy.get('runs') or 0)} ops ran when values were read, {seconds(lazy.get('run_s'))}"
+        facts.append(("recorded", f"{runs} on {lazy.get('executor')}"))
     threads = report.get("threads") or []
     if any(row["name"] != "main" for row in threads):
         facts.append(("threads", _threads(threads)))
@@ -104,14 +104,14 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         each = f", median {usual} ({least} to {most})" if times else ""
         left_out = f", {steps['warmup']} of them left out as warm-up ({seconds(steps.get('warmup_s'))})"
         aside = steps.get("threads_aside")
-        of_one = f" of one loop beside {counted(aside, 'other thread')}" if aside else ""
+        of_one = f" of one loop ({counted(aside, 'other thread')} left out)" if aside else ""
         facts.append(("steps", f"{steps['count']}{of_one}{each}{left_out if steps.get('warmup') else ''}"))
     flops = totals.get("flops") or 0
     macs = work(totals.get("macs"), "MAC")
     products = totals.get("product_flops")
     text = f"{work(flops, 'FLOP')} ({macs})"
     if flops and products is not None and products != flops:
-        text = f"{work(flops, 'FLOP')} of all ops, products alone {work(products, 'FLOP')} ({macs})"
+        text = f"{work(flops, 'FLOP')} in all ops, {work(products, 'FLOP')} ({macs}) in products alone"
     if (timed := flops - (totals.get("host_flops") or 0)) and time_s:
         text += f" · {work(timed / time_s, 'FLOP/s')}"
     facts.append(("work", text))
@@ -136,7 +136,7 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         held = report.get("memory") or {"peak_bytes": totals["peak_bytes"]}
         fits = report_memory.fit(held, sized and report.get("roofline") is not None)
         earlier = 0 if sized else startup.get("peak_bytes", 0)  # an estimate's is that of the whole run
-        more = f" · {bytes_text(earlier)} before that, in start-up" if earlier > held["peak_bytes"] else ""
+        more = f" · {bytes_text(earlier)} earlier, in start-up" if earlier > held["peak_bytes"] else ""
         facts.append(("memory", f"{fits}{more}"))
     overhead = totals.get("overhead_s")
     if overhead is not None and not sized:
@@ -246,7 +246,10 @@ def _may_hide(report: dict[str, Any], time_s: float) -> bool:
 def _host(host: dict[str, Any]) -> str:
     """The program's own Python, which is in none of an estimate's times."""
     here = seconds(host["here_s"])
-    text = f"at least {here} of the program's own Python between ops, measured here; no other figure includes it"
+    text = (
+        f"at least {here} of the program's own Python between ops, measured on this machine; "
+        "no other figure includes it"
+    )
     if host.get("lines"):
         most = host["lines"][0]
         text += f" (most at {os.path.basename(most['file'])}:{most['line']}, {seconds(most['self_s'])})"
@@ -273,7 +276,7 @@ def _energy(report: dict[str, Any]) -> str:
     if energy.get("step_j") and (report.get("steps") or {}).get("count", 0) > 1 and not report.get("generation"):
         parts.insert(0, f"{joules(energy['step_j'])} a step, all included")  # also what is around the steps
     if energy["accelerators"] > 1:
-        parts.append(f"all {count(energy['accelerators'])}: {joules(energy['all_j'])} if they do as much")
+        parts.append(f"all {count(energy['accelerators'])}: {joules(energy['all_j'])} if each does as much")
     return " · ".join([text, *parts])
 
 
@@ -298,7 +301,7 @@ def _threads(threads: list[dict[str, Any]]) -> str:
     named = [f"{clean(row['name'])}{' ×' + str(row['count']) if row['count'] > 1 else ''} {count(row['ops'])}"
              for row in threads[:5]]  # fmt: skip
     more = f" and {len(threads) - 5} more" if len(threads) > 5 else ""
-    return f"ops in {', '.join(named)}{more}; times of threads that ran at once are added up"
+    return f"ops in {', '.join(named)}{more}; times of concurrent threads are added up"
 
 
 def _on_gpus(gpu: dict[str, Any]) -> str:

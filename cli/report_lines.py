@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from .apart import near
+from .estimate_output import near
 from .render import Canvas, Column, Text, clean
 from .report_columns import cells, style, table_columns
 from .units import count, counted, percent, seconds
@@ -27,7 +27,7 @@ def lines(report: dict[str, Any], canvas: Canvas, rows: list[dict[str, Any]], so
     canvas.heading("Lines", "by self time" if sort == "self" else f"by {sort}")
     canvas.sheet_head("line", columns)
     for row in rows[:top]:
-        where = f"{short(row)}:{row.get('line')}" if row.get("file") else "(no line of the program's)"
+        where = f"{short(row)}:{row.get('line')}" if row.get("file") else "(no line of the program)"
         function = clean(row.get("function") or "")
         name = Text(clean(where))
         if function and name.cell_len + len(function) + 2 <= canvas.width - sum(c.width + 1 for c in columns):
@@ -41,7 +41,9 @@ def lines(report: dict[str, Any], canvas: Canvas, rows: list[dict[str, Any]], so
     if len(rows) > top:
         canvas.paragraph(f"{counted(len(rows) - top, 'more line')}: --top {len(rows)}", "dim")
     if inclusive:
-        canvas.paragraph("total: the line and everything it called; only the program's own files. --sort total", "dim")
+        canvas.paragraph(
+            "total: the line and everything it calls, for the program's own files only; --sort total", "dim"
+        )
     if counted_hits:
         measured = "" if report.get("mode") == "estimate" else "; counting slows Python down, so these times are longer"
         canvas.paragraph(f"hits: how often the main thread reached the line{measured}", "dim")
@@ -52,11 +54,11 @@ def _packages(rows: list[dict[str, Any]], canvas: Canvas, total: float) -> None:
     """Whose lines they are, where some are a library's."""
     spent: dict[str, float] = {}
     for row in rows:
-        name = row.get("package") or ("(the program's own)" if row.get("file") else "(no line of the program's)")
+        name = row.get("package") or ("(the program's own)" if row.get("file") else "(no line of the program)")
         spent[name] = spent.get(name, 0.0) + (row.get("self_s") or 0.0)
     if not any(row.get("package") for row in rows):
         return
-    canvas.heading("Packages", "of the lines")
+    canvas.heading("Packages", "that the lines are in")
     canvas.sheet_head("package", _PACKAGES)
     for name, self_s in sorted(spent.items(), key=lambda item: -item[1]):
         canvas.sheet_row(Text(clean(name)), [seconds(self_s), percent(self_s, total)], _PACKAGES, style(self_s, total))

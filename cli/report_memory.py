@@ -21,7 +21,7 @@ def fit(facts: dict[str, Any], sized: bool) -> str:
         return f"peak {bytes_text(peak)}{' of host memory' if sized and facts.get('device') == 'cpu' else ''}"
     if facts.get("fits"):
         return f"peak {bytes_text(peak)} of {bytes_text(capacity)}: fits, {bytes_text(capacity - peak)} to spare"
-    over = f"{bytes_text(peak - capacity)} too much" if peak > capacity else "too scattered"
+    over = f"{bytes_text(peak - capacity)} too much" if peak > capacity else "too fragmented"
     return (
         f"peak {bytes_text(peak)} of {bytes_text(capacity)}: does not fit, {over}; "
         f"needs at least {count(facts.get('devices') or 0)} such devices"

@@ -27,7 +27,7 @@ def lines(sessions: list[dict[str, Any]], nodes: list[dict[str, Any]]) -> Iterat
             )
         waits = session["waits_for"]
         if waits:
-            yield f"  waits for room for {counted(len(waits), 'worker')}, each with {amounts(waits[0])}"
+            yield f"  waits for resources for {counted(len(waits), 'worker')}, each with {amounts(waits[0])}"
 
 
 def _at(seconds: float) -> str:

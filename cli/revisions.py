@@ -14,8 +14,8 @@ import click
 
 from mindtorch.base.errors import UsageError
 
-from .how_far import note
-from .in_child import made, ran
+from .child_command import made, ran
+from .iteration_progress import note
 
 __all__ = ["both"]
 

@@ -13,7 +13,7 @@ import click
 from mindtorch.base.errors import UsageError
 from mindtorch.program.program import Program
 
-from .exits import BY_SIGINT, ENDS_WITH_THE_COMMAND
+from .exit_codes import BY_SIGINT, ENDS_WITH_THE_COMMAND
 from .program import ProgramCommand
 
 __all__ = ["command"]
@@ -50,10 +50,10 @@ class WaitingCommand(ProgramCommand):
 @click.option(
     "--device",
     metavar="DEVICE",
-    help="Default device, remote_accelerator[:i]. With --map alone, it stays the CPU.",
+    help="Default device: remote_accelerator[:i]. With --map alone, the CPU stays the default.",
 )
 @click.option(
-    "--map", "mapped", type=click.Choice(["cuda"]), help="Where the program says CUDA, use remote_accelerator."
+    "--map", "mapped", type=click.Choice(["cuda"]), help="Use remote_accelerator where the program asks for CUDA."
 )
 @click.option(
     "--executor",
@@ -65,7 +65,8 @@ class WaitingCommand(ProgramCommand):
     "--workers",
     type=click.IntRange(1, 128),
     metavar="N",
-    help="With --executor ray or pipe: remote_accelerator:0 to N-1. A model too large for 0 is divided among all.",
+    help="With --executor ray or pipe: number of workers, remote_accelerator:0 to N-1. A model too large for one is "
+    "divided among all.",
 )
 @click.option(
     "--resources",
@@ -78,10 +79,10 @@ class WaitingCommand(ProgramCommand):
     metavar="[SECONDS]",
     is_flag=False,
     flag_value="forever",
-    help="Wait for room on the Ray cluster, so long or as long as it takes; overrides GENIE_WAIT.",
+    help="Wait for free resources on the Ray cluster: SECONDS, or as long as it takes. Overrides GENIE_WAIT.",
 )
 @click.option("--plan", is_flag=True, help="Show how the program's model is divided among the workers, and stop.")
-@click.option("--explain", is_flag=True, help="At the end, list the lines that waited for values of the executor.")
+@click.option("--explain", is_flag=True, help="At the end, list the lines that waited for values from the executor.")
 @click.option("-m", "as_module", is_flag=True, help="PROGRAM is a module, as in python -m PROGRAM.")
 @click.argument("argument", metavar="PROGRAM")
 @click.argument("script_args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
@@ -193,8 +194,8 @@ def _say_what_it_waited_for(seconds: float) -> None:
     operations = round(counters.stats()["ops_executed"] / reads)
     click.echo(
         f"genie run: {reads:,} reads of values took {waited:.1f} s of {seconds:.1f} s, {most.reads:,} of them at "
-        f"{line_of(most)} ({most.seconds:.1f} s): each waits for the executor, on average for "
-        f"{counted(operations, 'operation')}; fewer reads of larger tensors wait less; --explain lists the lines",
+        f"{line_of(most)} ({most.seconds:.1f} s). Each read waits for the executor, on average for "
+        f"{counted(operations, 'operation')}; fewer reads of larger tensors wait less. --explain lists the lines",
         err=True,
     )
 
@@ -218,7 +219,7 @@ def _index(name: str) -> int:
     except RuntimeError as error:
         raise UsageError(f"--device {name}: {error}") from error
     if asked.type != "remote_accelerator":
-        raise UsageError(f"--device {name}: expected remote_accelerator[:i]; on {asked.type}, run it with python")
+        raise UsageError(f"--device {name}: expected remote_accelerator[:i]; to run on {asked.type}, use python")
     return asked.index or 0
 
 
@@ -234,7 +235,7 @@ def _choose(executor: str | None, address: str | None, workers: int | None, stac
     if executor is not None:
         _set("GENIE_EXECUTOR", executor, stack)
     if config.executor() == "ray":
-        from mindtorch.cluster.link import check_ray
+        from mindtorch.cluster.broker_client import check_ray
 
         check_ray()
     if address is not None:

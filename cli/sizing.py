@@ -12,9 +12,9 @@ import click
 from mindtorch.base import clusters
 from mindtorch.base.ranks import local_ranks
 
-from .apart import numbers_marked
-from .how_far import HowFar, Iterations
-from .last_words import say_whose
+from .closing_lines import say_whose
+from .estimate_output import numbers_marked
+from .iteration_progress import HowFar, Iterations
 from .program import torch_npu_for
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ _MOST = 20  # lines that are listed
 def lines(waits: Sequence[Waits], seconds: float) -> list[str]:
     """Of a run of so many seconds; of each line of the program: its reads, messages that they waited for, and time."""
     if not waits:
-        return ["genie run: the program read no value that another process computed: it waited for none"]
+        return ["genie run: the program never waited: it read no value that another process computed"]
     reads, messages, spent = _sums(waits)
     names = short_names([row.where[0] for row in waits if row.where is not None])
     found = [

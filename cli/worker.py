@@ -39,8 +39,8 @@ def command() -> None:
     multiple=True,
     metavar="FOLDER",
     type=click.Path(exists=True, file_okay=False, resolve_path=True),
-    help="A folder whose weights workers may read themselves, under the path that programs use, and where they may "
-    "save checkpoints. May be repeated.",
+    help="A folder from which workers may read weights directly, under the path that programs use, and in which "
+    "they may save checkpoints. May be repeated.",
 )
 @click.argument("ray_options", nargs=-1, metavar="[-- RAY_OPTIONS]")
 def start(
@@ -68,7 +68,7 @@ def start(
             time.sleep(_LOOK)
     if join:
         raise UsageError(
-            "the cluster has ended, or has given this machine up while it was out of reach: --join it again then"
+            "the cluster has ended, or it removed this machine while the machine was unreachable: then --join again"
         )
     raise UsageError("Ray has ended")
 
@@ -82,10 +82,10 @@ def _terminate(number: int, _frame: object) -> None:
 @click.option("--address", metavar="ADDRESS", help="The cluster (default: GENIE_ADDRESS, or the one on this machine).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_(address: str | None, as_json: bool) -> None:
-    """List a cluster's machines, and the programs that have workers there or wait for room.
+    """List a cluster's machines, and the programs that have workers there or wait for free resources.
 
-    Of each program: its user, name, host, process and start; of each worker: its machine, process, what it reserved,
-    and its start.
+    For each program: its user, name, host, process and start; for each worker: its machine, process, reserved
+    resources and start.
     """
     from mindtorch.base import config
     from mindtorch.cluster.nodes import nodes_and_sessions

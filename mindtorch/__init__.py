@@ -33,7 +33,7 @@ _find_compiled()
 
 from .base import VERSION  # noqa: E402
 from .base.errors import LazyTensorError, MaterializationError, NoDataError, UnsupportedOperationError, UsageError  # noqa: E402
-from .base.loading import without_collecting  # noqa: E402
+from .base.import_hooks import without_collecting  # noqa: E402
 
 if TYPE_CHECKING:
     from . import profile
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from .engine.remote.spread import SpreadExecutor
     from .graph import ComputationGraph, capture  # type: ignore[no-redef]
     from .graph.analysis import Analysis, Analyzer, get_analyzer, set_analyzer
-    from .graph.listening import SegmentRun, register_segment_hook
+    from .graph.segment_hooks import SegmentRun, register_segment_hook
     from .patch.hooks import disable, enable, is_enabled
     from .profile.cost.analyzer import RooflineAnalyzer
     from .profiling import Report, load_report
@@ -129,8 +129,8 @@ _HOME = {
     "Analyzer": "graph.analysis",
     "get_analyzer": "graph.analysis",
     "set_analyzer": "graph.analysis",
-    "SegmentRun": "graph.listening",
-    "register_segment_hook": "graph.listening",
+    "SegmentRun": "graph.segment_hooks",
+    "register_segment_hook": "graph.segment_hooks",
     "RooflineAnalyzer": "profile.cost.analyzer",
     "Cache": "engine.cache",
     "cache": "engine.cache",

@@ -59,7 +59,7 @@ class Report:
 
     @property
     def time_s(self) -> float:
-        """Seconds of what is reported."""
+        """Seconds that the report covers."""
         return float(self._made["totals"]["time_s"])
 
     @property
@@ -68,7 +68,7 @@ class Report:
 
     @property
     def macs(self) -> int:
-        """Multiply-adds of products alone."""
+        """Multiply-adds of products (matrix products, convolutions, attention) alone."""
         return int(self._made["totals"]["macs"])
 
     @property
@@ -77,13 +77,17 @@ class Report:
 
     @property
     def energy_j(self) -> float | None:
-        """Joules of what is reported on the target's board, about; None without a target whose figures are known."""
+        """Joules, estimated, that the target's board takes for what the report covers; None without a target whose
+        figures are known.
+        """
         found = self._made["totals"].get("energy_j")
         return None if found is None else float(found)
 
     @property
     def energy(self) -> dict[str, Any] | None:
-        """What is known of it: ``step_j``, ``token_j`` by part, mean ``power_w``, ``all_j`` of all ``accelerators``."""
+        """Details of the energy: ``step_j``, ``token_j`` by part, mean ``power_w``, ``all_j`` of all
+        ``accelerators``.
+        """
         found: dict[str, Any] | None = self._made.get("energy")
         return found
 
@@ -119,7 +123,7 @@ class Report:
 
 
 class Profile(Report, Profiler):
-    """A `Profiler` that shows itself: ``print(p)`` after the block; in a notebook, as a page.
+    """A profile of one block: ``print(p)`` after the block shows the report; a notebook shows it as a page.
 
     ``p.report()`` is the same as a dict, as ``genie profile --json`` writes it; ``p.show(by="line")`` is one table in
     full: "module", "op", "line" or "phase". The report covers everything that runs in the block.
@@ -155,7 +159,7 @@ class Profile(Report, Profiler):
     def _made(self) -> dict[str, Any]:  # type: ignore[override]
         """The report; it does not change any more. Raises RuntimeError before the end of the block."""
         if not self._ended:
-            raise RuntimeError("[profile] expected the block to have ended, got a profile whose block has not")
+            raise RuntimeError("[profile] expected a block that has ended, got a profile whose block is still running")
         return self.report()
 
     # ---- as a whole

@@ -65,17 +65,21 @@ _WHOLE = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--whole", action="store_true", help="every case of what is tried with a sample else; hours for all tests"
+        "--whole", action="store_true", help="run every case, not only a sample; takes hours for all tests"
     )
     parser.addoption("--programs", type=int, default=None, help="random programs to compare with eager")
     parser.addoption(
         "--torch-facts", choices=("slice", "full"), default="slice", help="names to rename in torch (test_torch_facts)"
     )
-    parser.addoption("--forms", type=int, default=2, help="programs made of each form of a pattern (tests/patterns)")
+    parser.addoption(
+        "--forms", type=int, default=2, help="number of programs for each form of a pattern (tests/patterns)"
+    )
     parser.addoption("--lines", type=int, default=19, help="interrupt at every n-th line (tests/remote)")
-    parser.addoption("--first-fault", type=int, default=0, help="the number of the first of them, which decides it")
-    parser.addoption("--faults", type=int, default=4, help="ends of workers of a cluster (tests/cluster)")
-    parser.addoption("--messages", type=int, default=2000, help="mutated messages to an executor (tests/remote)")
+    parser.addoption("--first-fault", type=int, default=0, help="number of the first fault (tests/cluster)")
+    parser.addoption("--faults", type=int, default=4, help="number of workers to kill or stop (tests/cluster)")
+    parser.addoption(
+        "--messages", type=int, default=2000, help="number of mutated messages to an executor (tests/remote)"
+    )
     parser.addoption(
         "--conformance",
         choices=("slice", "full"),
@@ -86,7 +90,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--strangers",
         choices=("slice", "full"),
         default="slice",
-        help="how many strangers' programs to compare with what torch tells of them (tests/strangers)",
+        help="how many programs to compare with torch's own figures (tests/strangers)",
     )
     parser.addoption("--npu-devices", type=int, default=4, help="how many NPUs the test library has (tests/npu)")
     parser.addoption(
@@ -96,14 +100,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--npu-load",
         choices=("slice", "full"),
         default="slice",
-        help="how many threads and operations put load on the NPU test library (tests/npu/test_load.py)",
+        help="number of threads and operations that load the NPU test library (tests/npu/test_load.py)",
     )
     parser.addoption(
         "--dtype",
         action="append",
         default=[],
         choices=_CONFORMANCE_DTYPES,
-        help="compare in this dtype, instead of in the first that an operator takes; may be repeated",
+        help="dtype to compare in, instead of the first one that an operator accepts; may be repeated",
     )
     parser.addoption(
         "--sanitize",
@@ -118,7 +122,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="what runs recordings (GENIE_EXECUTOR)",
     )
     parser.addoption(
-        "--shuffle", type=int, default=None, metavar="SEED", help="run the files of tests in another order"
+        "--shuffle", type=int, default=None, metavar="SEED", help="run the test files in a random order with this seed"
     )
 
 
@@ -250,7 +254,7 @@ def settings_of_torch() -> Callable[[], dict[str, object]]:
 def nothing_stays_set(settings_of_torch: Callable[[], dict[str, object]]) -> Iterator[None]:
     """A test that leaves an executor, a pass, a setting … is the one that fails, not those that come after it."""
     from mindtorch.engine import passes
-    from mindtorch.engine.execute import between, local, values
+    from mindtorch.engine.execute import around_segments, local, values
     from mindtorch.graph import analysis
 
     from .executors import is_held
@@ -261,7 +265,7 @@ def nothing_stays_set(settings_of_torch: Callable[[], dict[str, object]]) -> Ite
             "the engine's lock is held, numbers are": (is_held(values.lock), values.tape.interner.frozen),
             "passes": passes.optimizer._used(),
             "analyzer": None if analysis._analyzer is analysis._own else analysis._analyzer,
-            "cache, segment hook": (between.keeper, between.listener),
+            "cache, segment hook": (around_segments.keeper, around_segments.listener),
             "observers of operations": tuple(local._observers),
             **settings_of_torch(),
         }

@@ -1,9 +1,9 @@
-"""Changes small things in the engine, one at a time, and says which of them the nearest tests do not notice.
+"""Changes one token of the engine at a time, and lists the changes that the closest tests do not notice.
 
 ``python -m tests.mutants --sample 300 --jobs 2`` at the root of a checkout in which mindtorch is installed for
 development. Each mutant is one token: ``<`` for ``<=``, ``and`` for ``or``, a number one greater … in a copy of the
-tree; what fails to compile is none, and another is drawn. Prints each survivor and a table. Exit code 1 where fewer
-than ``--least`` in a hundred were noticed.
+tree. A mutant that fails to compile is replaced by another one. Prints each survivor and a table. Exit code 1 if less
+than ``--least`` per cent were noticed.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ NEAREST = {
     "_ext/collect.pyx": "profile/test_failing_ops.py profile/test_times_apart.py profile/test_nested.py"
     " profile/test_lazy.py profile/test_as_plain.py profile/test_memory.py profile/test_inclusive.py"
     " profile/test_report.py profile/test_lines.py profile/test_peak.py profile/test_compiling.py"
-    " profile/test_surroundings.py profile/test_waiting.py profile/test_looked.py profile/test_waiting_shared.py"
-    " profile/test_api.py npu/test_profile.py",
+    " profile/test_surroundings.py profile/test_waiting.py profile/test_finding_inputs.py"
+    " profile/test_waiting_shared.py profile/test_api.py npu/test_profile.py",
     "_ext/context.pyx": "ext/test_context_model.py ext/test_context.py semantics profile/test_nested.py",
     "_ext/dispatch.pyx": "ext/test_dispatch.py test_lazy_tensor.py",
     "_ext/divided.pyx": "remote/test_divided.py remote/test_placing.py",
@@ -117,11 +117,11 @@ NEAREST = {
     "_ext/*.pyx": "ext/test_shapes_numbers.py ext/test_shapes_of_each.py ext/test_shapes_nearby.py ext/test_shapes.py"
     " test_meta.py",
     "engine/cache/*": "test_cache_shelves.py test_cache_names.py test_cache.py",
-    "engine/execute/across.py engine/execute/cuda.py": "test_execute_cuda.py test_lazy_transforms.py"
+    "engine/execute/device_copies.py engine/execute/cuda.py": "test_execute_cuda.py test_lazy_transforms.py"
     " remote/test_spread.py",
     "engine/execute/ambient.py": "remote/test_settings.py test_cache_names.py test_lazy_modes.py",
     "engine/execute/pace.py": "test_pace.py",
-    "engine/execute/between.py engine/execute/wrapping.py": "test_segment_hooks.py remote/test_changing.py",
+    "engine/execute/around_segments.py engine/execute/wrapping.py": "test_segment_hooks.py remote/test_changing.py",
     "engine/execute/tensors.py": "test_lazy_tensor.py test_lazy_methods.py test_lazy_modules.py test_lazy_storage.py"
     " test_lazy_transforms.py test_lazy_sparse.py remote/test_loopback.py estimate/test_loading.py",
     "engine/execute/mapped_files.py": "remote/test_files.py test_lazy_safetensors.py",
@@ -136,7 +136,7 @@ NEAREST = {
     "engine/record/arguments.py engine/record/eager.py": "test_lazy_operators.py test_lazy_eager.py"
     " test_lazy_autograd_writes.py test_lazy_sparse.py test_lazy_errors.py test_meta.py remote/test_loopback.py"
     " estimate/test_accelerator.py programs/test_programs.py",
-    "engine/record/gradients.py engine/record/inside.py": "test_lazy_autograd.py test_lazy_transforms.py"
+    "engine/record/gradients.py engine/record/unwrapping.py": "test_lazy_autograd.py test_lazy_transforms.py"
     " semantics/test_phases.py",
     "engine/record/handlers.py": "test_lazy_handlers.py test_lazy_tensor.py test_lazy_creation.py test_lazy_methods.py"
     " test_lazy_storage.py test_lazy_late_errors.py test_lazy_operators.py test_lazy_autograd.py estimate/test_known.py"
@@ -158,14 +158,14 @@ NEAREST = {
     "engine/record/*": "test_lazy_layouts.py test_lazy_mistakes.py test_lazy_late_errors.py test_lazy_operators.py",
     "engine/remote/cuts.py": "remote/test_cut_numbers.py remote/test_cuts.py remote/test_placing.py",
     "engine/remote/division.py": "remote/test_division.py remote/test_placing.py",
-    "engine/remote/placing.py engine/remote/unplaced.py": "remote/test_placing.py",
+    "engine/remote/placing.py engine/remote/pending_uploads.py": "remote/test_placing.py",
     "engine/remote/spread.py": "remote/test_spread.py remote/test_placing.py",
     "engine/remote/functions.py": "remote/test_functions.py remote/test_wire.py remote/test_loopback.py"
     " remote/test_checks.py",
     "engine/remote/checks.py engine/remote/wire.py": "remote/test_wire.py remote/test_loopback.py"
     " remote/test_checks.py",
     "engine/remote/child.py engine/remote/pipe.py engine/remote/hello.py": "remote/test_pipe.py",
-    "engine/remote/failing.py engine/remote/exchange.py": "remote/test_session.py remote/test_lost_writes.py"
+    "engine/remote/failures.py engine/remote/exchange.py": "remote/test_session.py remote/test_lost_writes.py"
     " remote/test_pipe.py remote/test_loopback.py remote/test_messages.py remote/test_overlap.py"
     " remote/test_settings.py",
     "engine/remote/worker.py engine/remote/shared_storages.py engine/remote/host_fallback.py"
@@ -177,14 +177,14 @@ NEAREST = {
     " remote/test_messages.py",
     "engine/remote/reads.py engine/remote/small_values.py": "remote/test_reads.py remote/test_loopback.py"
     " remote/test_messages.py",
-    "engine/remote/uploads.py engine/remote/contents.py engine/remote/progress.py": "remote/test_uploads.py"
+    "engine/remote/uploads.py engine/remote/sent_contents.py engine/remote/progress.py": "remote/test_uploads.py"
     " remote/test_files.py remote/test_loopback.py",
     "engine/remote/replies.py": "remote/test_answers.py remote/test_replies.py remote/test_loopback.py",
     "engine/remote/lineage.py": "remote/test_session.py cluster/test_lineage.py",
     "engine/remote/*": "remote/test_loopback.py remote/test_messages.py remote/test_overlap.py remote/test_settings.py"
     " remote/test_changing.py",
-    "engine/semantics/generation.py engine/semantics/growth.py": "semantics/test_growth.py test_generation.py"
-    " test_generation_caches.py",
+    "engine/semantics/generation.py engine/semantics/cache_growth.py": "semantics/test_cache_growth.py"
+    " test_generation.py test_generation_caches.py",
     "engine/semantics/*": "semantics profile/test_owners.py profile/test_iterations.py",
     "engine/tensor/*": "test_lazy_classes.py test_lazy_tensor.py test_lazy_protocol.py",
 }
@@ -432,11 +432,11 @@ def end_of(mutant: Mutant) -> tuple[str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sample", type=int, default=300, help="so many valid mutants")
-    parser.add_argument("--seed", type=int, default=0, help="decides which")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="so many at a time")
-    parser.add_argument("--only", default="*", help="files to change, a pattern: '_ext/keys.pyx'")
-    parser.add_argument("--least", type=float, default=90.0, help="per cent that must be noticed")
+    parser.add_argument("--sample", type=int, default=300, help="number of valid mutants")
+    parser.add_argument("--seed", type=int, default=0, help="seed that selects the mutants")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="number of mutants to run at a time")
+    parser.add_argument("--only", default="*", help="pattern of files to change, such as '_ext/keys.pyx'")
+    parser.add_argument("--least", type=float, default=90.0, help="least per cent of mutants that tests must notice")
     asked = parser.parse_args()
     paths = [*(ROOT / "_ext").glob("*.pyx"), *(ROOT / "mindtorch" / "engine").rglob("*.py")]
     names = sorted(str(path.relative_to(ROOT)) for path in paths)

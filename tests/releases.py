@@ -1,8 +1,8 @@
-"""Installs mindtorch beside each torch, on each Python, in fresh environments, and prints what passes where.
+"""Installs mindtorch with each torch, on each Python, in fresh environments, and prints what passes where.
 
 ``python -m tests.releases --torch 2.12,2.15 --python 3.10,3.13`` at the root of a checkout; ``--whole`` runs the whole
-suite instead of a smoke test. Pythons are found on PATH, under pyenv and by uv; packages come by uv where it is
-installed, else by pip. Exit code 1 where anything failed or could not be tried.
+suite instead of a smoke test. Pythons are found on PATH, under pyenv and by uv; uv installs the packages if it is
+there, else pip does. Exit code 1 if anything failed or could not be tried.
 """
 
 from __future__ import annotations
@@ -202,14 +202,14 @@ def options(given: list[str] | None = None) -> argparse.Namespace:
         return text.split(",")
 
     parser.add_argument(
-        "--torch", type=listed, default=list(RELEASES), help="releases, such as 2.12,2.15 (default: all)"
+        "--torch", type=listed, default=list(RELEASES), help="releases of torch, such as 2.12,2.15 (default: all)"
     )
-    parser.add_argument("--python", type=listed, default=[here], help=f"versions, such as 3.10,3.13 (default: {here})")
-    parser.add_argument("--whole", action="store_true", help="the whole suite; else a smoke test")
-    parser.add_argument("--index", help="where torch's wheels are, such as the index of its CPU wheels")
+    parser.add_argument("--python", type=listed, default=[here], help=f"Pythons, such as 3.10,3.13 (default: {here})")
+    parser.add_argument("--whole", action="store_true", help="run the whole suite, not only a smoke test")
+    parser.add_argument("--index", help="package index with torch's wheels, such as that of its CPU wheels")
     parser.add_argument("--jobs", type=int, default=2, help="processes of pytest (default: 2)")
     parser.add_argument("--keep", type=Path, help="a new folder for the last environment and what pytest printed")
-    parser.add_argument("tests", nargs="*", help="what pytest is given with --whole")
+    parser.add_argument("tests", nargs="*", help="arguments for pytest, with --whole")
     arguments = parser.parse_args(given)
     if arguments.keep is not None and arguments.keep.exists():
         parser.error(f"--keep: {arguments.keep} exists already; expected the name of a folder to make")

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from torch.testing._internal.logging_tensor import LoggingTensor
 
 import mindtorch
-from mindtorch.engine.record import inside
+from mindtorch.engine.record import unwrapping
 
 LAZY = "remote_accelerator:0"
 Same = Callable[..., None]
@@ -432,24 +432,24 @@ def test_L1_what_hides_a_recorded_tensor_is_around_it() -> None:
     told = []
 
     def look(inner: torch.Tensor) -> torch.Tensor:
-        told.extend([inside.hides(inner), inside.hides(x), inside.hides(torch.ones(2))])
+        told.extend([unwrapping.hides(inner), unwrapping.hides(x), unwrapping.hides(torch.ones(2))])
         return inner
 
     x = torch.ones(2, 3, device=LAZY)
     torch.vmap(look)(x)
     assert told == [True, False, False]
-    assert not inside.hides(x) and not inside.hides(torch.ones(2)) and not inside.hides(None)
+    assert not unwrapping.hides(x) and not unwrapping.hides(torch.ones(2)) and not unwrapping.hides(None)
 
 
 def test_L1_only_what_another_transform_needs_is_differentiated_again() -> None:
     told = []
 
     def look(x: torch.Tensor) -> torch.Tensor:
-        told.append(inside.differentiates([x * 2]))
+        told.append(unwrapping.differentiates([x * 2]))
         return (x * x).sum()
 
     x = torch.ones(3, device=LAZY)
     torch.func.grad(look)(x)
     torch.func.grad(lambda x: torch.func.grad(look)(x).sum())(x)
     torch.func.grad(look)(x.clone().requires_grad_())
-    assert told == [False, True, True] and inside.differentiates([x]) and not inside.differentiates([])
+    assert told == [False, True, True] and unwrapping.differentiates([x]) and not unwrapping.differentiates([])

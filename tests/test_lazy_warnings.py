@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mindtorch.base.warned import Caught, listen
+from mindtorch.base.torch_warnings import Caught, listen
 
 LAZY = "remote_accelerator:0"
 Said = list[tuple[str, str, int]]

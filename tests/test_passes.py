@@ -16,7 +16,7 @@ import mindtorch
 from mindtorch._ext.forms import Form, Forms, Step
 from mindtorch.base import torch_facts
 from mindtorch.engine import passes
-from mindtorch.engine.passes import Pass, SegmentGraph, Unproven, common
+from mindtorch.engine.passes import Pass, SegmentGraph, Unproven, common_subexpressions
 
 LAZY = "remote_accelerator:0"
 pytestmark = pytest.mark.only_on("local", reason="passes are the executor's own")
@@ -335,9 +335,9 @@ def test_L13_what_is_large_is_not_kept_for_a_call_to_come(monkeypatch: pytest.Mo
         return [*sums, x.neg() * x.neg()]
 
     assert changed(CSE, program) == 2  # of what the program has, nothing is shared
-    monkeypatch.setattr(common, "MOST_BYTES", 47)
+    monkeypatch.setattr(common_subexpressions, "MOST_BYTES", 47)
     assert changed(CSE, program, torch.linspace(-1, 1, 12)) == 1
-    monkeypatch.setattr(common, "MOST_BYTES", 48)
+    monkeypatch.setattr(common_subexpressions, "MOST_BYTES", 48)
     assert changed(CSE, program, torch.linspace(-1, 1, 12).reshape(2, 6)) == 2
 
 

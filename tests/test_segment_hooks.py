@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import mindtorch
-from mindtorch.engine.execute import between
+from mindtorch.engine.execute import around_segments
 from tests.executors import using
 
 LAZY = "remote_accelerator:0"
@@ -42,7 +42,7 @@ def told(request: pytest.FixtureRequest) -> Any:
             mindtorch.flush("test")
             with mindtorch.register_segment_hook(found.append):
                 yield found
-    assert between.listener is None
+    assert around_segments.listener is None
 
 
 def test_L14_a_hook_is_told_what_a_segment_held(told: list[mindtorch.SegmentRun]) -> None:
@@ -174,7 +174,7 @@ def test_L14_nothing_is_asked_where_nobody_listens() -> None:
         x.tolist()
 
     assert calls(lambda: chain(400)) == calls(lambda: chain(4))
-    assert between.listener is None and between.keeper is None
+    assert around_segments.listener is None and around_segments.keeper is None
 
 
 def test_L14_a_hook_hears_that_values_came_out_of_a_cache() -> None:
@@ -189,4 +189,4 @@ def test_L14_a_hook_hears_that_values_came_out_of_a_cache() -> None:
 def test_L14_a_hook_is_a_function() -> None:
     with pytest.raises(TypeError, match=r"\[register_segment_hook\] expected a function of a SegmentRun, got int"):
         mindtorch.register_segment_hook(3)  # type: ignore[arg-type]
-    assert between.listener is None
+    assert around_segments.listener is None

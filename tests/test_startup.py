@@ -90,7 +90,7 @@ def test_C1_a_profile_of_nothing_loads_no_tables_and_no_patterns(tmp_path: Path)
         "cli.render",
         "graph.patterns",
         "profile.report.build",
-        "profile.cost.about",
+        "profile.cost.op_time",
     )
     parts = ("rich", "statistics", "tomllib", *(f"mindtorch.{name}" for name in ours))
     assert [name for name in loaded if name.startswith(parts)] == []
@@ -110,3 +110,17 @@ def test_C1_a_profile_of_nothing_has_a_report_where_one_is_asked_for(tmp_path: P
     shown = subprocess.run(plain, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
     assert "genie does not see what 1 child process ran" in shown.stderr
     assert set(done.stderr.splitlines()) > set(shown.stderr.splitlines())
+
+
+def test_L1_a_profile_of_a_program_that_loads_dynamo_hooks_nothing(tmp_path: Path) -> None:
+    """Dynamo asked for the package by name when it was loaded: that counted as an import by the program, the device was
+    enabled, and the report said that torch lacks a name."""
+    (tmp_path / "adam.py").write_text(
+        "import sys, torch\nnet = torch.nn.Linear(2, 2)\noptimizer = torch.optim.Adam(net.parameters())\n"
+        "net(torch.ones(1, 2)).sum().backward()\noptimizer.step()\n"
+        "print('torch._dynamo' in sys.modules, sys.modules['mindtorch'].is_enabled(), file=sys.stderr)\n"
+    )
+    command = [sys.executable, "-m", "mindtorch", "profile", "--json", "-", "adam.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
+    assert "True False\n" in done.stderr
+    assert not [text for text in json.loads(done.stdout)["warnings"] if "lacks" in text]

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 
 class LazyTensorError(RuntimeError):
-    """Base of every error the lazy engine raises about its own work."""
+    """Base of every error that the lazy engine raises about its own work."""
 
 
 class _ByKind(type):
@@ -79,7 +79,7 @@ class NoDataError(NotImplementedError):
 
 
 class UsageError(ValueError):
-    """Something the user asked for cannot be done as asked (bad target, bad ``--input`` …).
+    """Something cannot be done as the user asked (bad target, bad ``--input`` …).
 
     The command line prints it as one line and exits with code 2.
     """

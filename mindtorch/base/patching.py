@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from .._ext.hooks import Hook, hook, unhook
-from .loading import when_loaded
+from .import_hooks import when_loaded
 
 __all__ = ["Patch", "Patches", "existing", "for_builtins", "for_good", "replaced", "with_names"]
 

@@ -26,20 +26,20 @@ class Resources:
     """What each worker of `mindtorch.connect` reserves on a Ray cluster, where it runs, and in which environment.
 
     Attributes:
-        cpus: CPUs, above 0. The worker then runs as many threads (rounded down, at least one), not the program's number
-            of them. None: one, where the worker is on CPUs of a cluster that was joined.
-        gpus: how much of a GPU, above 0 to 1: workers that ask for 0.5 share one. None: 1 for a worker on a GPU. Ray
-            only counts: a worker is not kept from using all of the GPU's memory.
-        memory: bytes, or a text such as ``"4GiB"``. Ray counts them, too; of several workers, each gets values of up to
-            so many bytes, unless ``GENIE_WORKER_MEMORY`` says otherwise.
-        custom: amounts of resources to which the cluster's machines gave names.
+        cpus: number of CPUs, above 0. The worker then runs as many threads (rounded down, at least one) instead of the
+            program's number. None: one, if the worker is on CPUs of a cluster that the program joined.
+        gpus: share of a GPU, above 0 and up to 1: two workers that ask for 0.5 share one. None: 1 for a worker on a
+            GPU. Ray only counts: a worker can still use all of the GPU's memory.
+        memory: bytes, or a text such as ``"4GiB"``. Ray only counts them; of several workers, each holds values up to
+            this size, unless ``GENIE_WORKER_MEMORY`` says otherwise.
+        custom: amounts of the custom resources that the cluster's machines define.
         placement: ``"pack"``: on as few machines as possible; ``"spread"``: on as many; ``"strict_pack"``: on one;
             ``"strict_spread"``: each on its own. None: ``"pack"``.
         node: host name, address, or the beginning of Ray's id of the machine.
-        labels: that machines must have, in Ray's words: ``{"zone": "a"}``, also ``"!a"`` and ``"in(a,b)"``.
+        labels: labels that machines must have, in Ray's syntax: ``{"zone": "a"}``, also ``"!a"`` and ``"in(a,b)"``.
         runtime_env: Ray's ``runtime_env`` for the program's workers, or the path of a JSON file with one: ``env_vars``,
             ``working_dir``, ``py_modules`` and so on. Relative paths begin where the program was started.
-        name: of the program in Ray's dashboard and in ``genie worker list``. None: the script's name.
+        name: the program's name in Ray's dashboard and in ``genie worker list``. None: the script's name.
     """
 
     cpus: float | None = None
@@ -75,9 +75,9 @@ class Resources:
 
     @classmethod
     def of(cls, given: Any, what: str = "resources") -> Resources:
-        """From a `Resources`, a mapping of its attributes, or text: NAME=VALUE with commas between (``custom.NAME``
-        and ``labels.NAME`` for entries of mappings), JSON, or the path of a JSON file. UsageError, with ``what`` first,
-        for anything else.
+        """Make it from a `Resources`, a mapping of its attributes, or text: NAME=VALUE, separated by commas
+        (``custom.NAME`` and ``labels.NAME`` for entries of mappings), JSON, or the path of a JSON file. UsageError,
+        with ``what`` first, for anything else.
         """
         try:
             if given is None:

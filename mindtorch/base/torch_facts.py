@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import functools
 import importlib
+import importlib.machinery
 import inspect
 import os
 import struct
@@ -81,7 +82,7 @@ def summary() -> str:
     if not lost:
         return ""
     names = f"{counted(len(lost), 'name')} that mindtorch relies on"
-    return f"torch {torch.__version__} lacks {names}; slower code stands in for them, which genie devices lists"
+    return f"torch {torch.__version__} lacks {names}; mindtorch uses slower code instead, which genie devices lists"
 
 
 _MISSING = object()
@@ -107,7 +108,7 @@ def _module(dotted: str, parent: Any, part: str) -> Any:
         made = types.ModuleType(dotted, "mindtorch's replacement for a module that this torch does not have.")
         sys.modules[dotted] = made
         setattr(parent, part, made)
-        lost[dotted] = "torch has no such module any more: see its names"
+        lost[dotted] = "the module is gone; its names are listed separately"
         return made
 
 
@@ -120,9 +121,16 @@ def leave_ours_alone(trace_rules: Any) -> None:
     import pkgutil
 
     own = sys.modules[NAME]
-    for each in pkgutil.iter_modules(own.__path__):  # in a checkout, they are not where the package itself is
-        if each.ispkg:
-            trace_rules.add(f"{NAME}.{each.name}")
+    spec = own.__spec__
+    assert spec is not None
+    # `add` asks for the package as an import does, which would tell `mindtorch` that the program imports it.
+    own.__spec__ = importlib.machinery.ModuleSpec(NAME, spec.loader, origin=spec.origin, is_package=True)
+    try:
+        for each in pkgutil.iter_modules(own.__path__):  # in a checkout, they are not where the package itself is
+            if each.ispkg:
+                trace_rules.add(f"{NAME}.{each.name}")
+    finally:
+        own.__spec__ = spec
 
 
 def let_dynamo_know(stand_ins: Mapping[Any, Any]) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 from .._ext.frames import Stream
 from .actor import PART, state_of
-from .endings import ERROR, ended
 from .feeder import Feeder
-from .room import Room
+from .ray_errors import ERROR, ended
+from .reservations import Room
 
 __all__ = ["Line"]
 
@@ -103,7 +103,7 @@ class Line:
                 if actor and there.why_ended():
                     self._kept.pop(ticket, None)
                     if again:
-                        self._end(ConnectionError("waited for what a worker that has ended was to give"))
+                        self._end(ConnectionError("waited for values of a worker that has ended"))
 
     def _hand(self, giver: Any, ticket: int, nbytes: int, there: Line, kept: list[Any] | None = None) -> None:
         """A parcel of another actor's, in parts. there: whose process may be found stopped meanwhile, besides this.

@@ -19,11 +19,11 @@ import threading
 import warnings
 from typing import Any
 
-from . import private, room
+from . import private_cluster, reservations
 from . import sessions as tables
 from .actor import Actor, machine
 from .actor_line import Line
-from .endings import DAEMON, last_line, refused
+from .ray_errors import DAEMON, last_line, refused
 
 __all__ = ["main"]
 
@@ -60,7 +60,7 @@ class Broker:
         self._path: list[str] | None = None
         self._ending = threading.Event()
         self._lines: dict[int, Line] = {}  # by the number of the request that began them
-        self._rooms: dict[int, room.Room] = {}  # the same
+        self._rooms: dict[int, reservations.Room] = {}  # the same
         self._feeders: dict[int, Any] = {}
         self._names: collections.Counter[str] = collections.Counter()
 
@@ -103,7 +103,7 @@ class Broker:
         # What Ray tells of other processes' ends is not for the program, which is told once, in our words.
         worker.listen_error_messages = lambda *args: None
         if address is None:
-            private.without_services(node.Node)
+            private_cluster.without_services(node.Node)
         quiet: dict[str, Any] = {"logging_level": logging.CRITICAL, "log_to_driver": False}
         if who and not _by_client(address):  # what Ray's dashboard and `genie worker list` say of it
             quiet["job_config"] = ray.job_config.JobConfig(metadata=who)
@@ -113,7 +113,7 @@ class Broker:
         if address is None:
             ray.init(
                 address="local", num_cpus=cpus, num_gpus=gpus, object_store_memory=memory, include_dashboard=False,
-                _temp_dir=os.path.join(folder or "", "r"), **private.store(folder or "", memory), **quiet,
+                _temp_dir=os.path.join(folder or "", "r"), **private_cluster.store(folder or "", memory), **quiet,
             )  # fmt: skip
         else:
             ray.init(address=address, **quiet)
@@ -125,8 +125,8 @@ class Broker:
             variables["PYTHONPATH"] = os.pathsep.join([*path, *filter(None, [variables.get("PYTHONPATH")])])
         self._runtime = {"env_vars": variables}
         return {
-            "nodes": [_described(each) for each in room.alive()],
-            "autoscales": address is not None and room.autoscales(),
+            "nodes": [_described(each) for each in reservations.alive()],
+            "autoscales": address is not None and reservations.autoscales(),
         }  # fmt: skip
 
     def _watch(self) -> None:
@@ -141,7 +141,7 @@ class Broker:
         def tell(text: str) -> None:
             self._tell(number, {"progress": text})
 
-        self._rooms[number] = room.reserve(**asked, name=self._new_name(name), tell=tell)
+        self._rooms[number] = reservations.reserve(**asked, name=self._new_name(name), tell=tell)
         return {}
 
     def _new_name(self, name: str) -> str:
@@ -186,7 +186,7 @@ class Broker:
             if its is not None or self._folder:
                 raise TimeoutError(
                     f"there is room for the worker, but it did not start within {seconds:g} s: its machine is busy, "
-                    "or sets up a runtime_env"
+                    "or is setting up a runtime_env"
                 ) from None
             free = ", ".join(f"{k} {v:g}" for k, v in ray.available_resources().items() if k in ("CPU", "GPU"))
             what = "a GPU" if cuda else "a CPU"
@@ -194,7 +194,7 @@ class Broker:
                 f"expected {what} for a worker within {seconds:g} s; free there: {free or 'neither CPU nor GPU'}"
             ) from None
         except ray.exceptions.ActorDiedError as error:
-            raise ConnectionError(f"the worker ended before it had begun: {last_line(str(error))}") from None
+            raise ConnectionError(f"the worker ended while it was starting: {last_line(str(error))}") from None
         if its is not None:
             its.enter()
         line = Line(fd, made, process, node, there == machine() != "", self._runtime, self._lines, its)
@@ -258,7 +258,7 @@ class Broker:
                 ray.shutdown()
         finally:
             if self._folder is not None:
-                private.clear(self._folder, os.getsid(0))
+                private_cluster.clear(self._folder, os.getsid(0))
             os._exit(code)
 
 

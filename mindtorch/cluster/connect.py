@@ -20,8 +20,8 @@ from ..devices.places import type_of
 from ..engine.execute import Executor, LocalExecutor, values
 from ..engine.remote.placing import PlacingExecutor
 from ..engine.remote.spread import SpreadExecutor
-from . import private
-from .link import Link, check_ray
+from . import private_cluster
+from .broker_client import Link, check_ray
 from .ray_executor import RayExecutor, executors
 
 __all__ = ["HERE", "connect", "default_executor", "disconnect", "where"]
@@ -44,22 +44,21 @@ def connect(
 
     Values computed so far move there, as with `set_executor`. Needs ``pip install 'mindtorch-genie[ray]'``.
 
-    address: ``"local"``: a new cluster on this machine, which listens only on the loopback address and ends
-        with the program; ``"host:port"``: the one that runs there, with this machine as a node; ``"auto"``: the one
-        that ``ray start`` or ``genie worker start`` has started on this machine; ``"ray://host[:port]"``: through Ray's
-        client, from a machine that is not a node (needs ``ray[client]``). None: what ``GENIE_ADDRESS`` says, else
-        ``"local"``.
-    workers: how many. None: what ``GENIE_WORKERS`` says, else one for each GPU of the cluster, or one where ``device``
-        is ``"cpu"``.
-    device: ``"cuda"``: a GPU for each; ``"cpu"``. None: ``GENIE_EXECUTOR_DEVICE``, or else GPUs where there are any, or
-        where ``resources`` asks for them.
+    address: ``"local"``: a new cluster on this machine, which listens only on the loopback address and ends with the
+        program; ``"host:port"``: the one that runs there, with this machine as a node; ``"auto"``: the one that ``ray
+        start`` or ``genie worker start`` started on this machine; ``"ray://host[:port]"``: through Ray's client, from a
+        machine that is not a node (needs ``ray[client]``). None: what ``GENIE_ADDRESS`` says, else ``"local"``.
+    workers: number of workers. None: what ``GENIE_WORKERS`` says, else one for each GPU of the cluster, or one if
+        ``device`` is ``"cpu"``.
+    device: ``"cuda"``: a GPU for each; ``"cpu"``. None: ``GENIE_EXECUTOR_DEVICE``, else GPUs if there are any or if
+        ``resources`` asks for them.
     resources: what each worker reserves, and where: a `Resources`, a mapping, or text such as
         ``"gpus=0.5,cpus=2,placement=spread"``. None: what ``GENIE_RESOURCES`` says.
-    wait: seconds to wait for room for all workers; ``math.inf``: as long as it takes. None: what ``GENIE_WAIT`` says,
-        else 10 seconds, or 600 where the cluster can start machines (an autoscaler).
+    wait: seconds to wait for the resources of all workers; ``math.inf``: as long as it takes. None: what ``GENIE_WAIT``
+        says, else 10 seconds, or 600 if the cluster can start machines (an autoscaler).
 
-    Returns the executor. Raises UsageError if there is no Ray, no cluster at the address, no room there, or already a
-    connection. `disconnect` undoes it.
+    Returns the executor. Raises UsageError if Ray is missing, no cluster is at the address, its resources are not
+    enough, or there is a connection already. `disconnect` undoes it.
     """
     global _before
     with values.lock:
@@ -74,7 +73,7 @@ def disconnect() -> None:
     """Move all values back, end the workers, and the cluster if `connect` started it. Does nothing without a
     connection.
 
-    The executor is again the one in use before `connect`, else the local one.
+    Then the executor is again the one from before `connect`, else the local one.
     """
     global _link, _before
     with values.lock:
@@ -208,7 +207,7 @@ def _started() -> str:
     with suppress(OSError):
         with open(_AUTO) as file:
             return file.read().strip()
-    if private.answers(*HERE.split(":")):
+    if private_cluster.answers(*HERE.split(":")):
         return HERE
     raise UsageError(
         "[connect] expected a Ray cluster on this machine, found none: start one with genie worker start or "

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..base.errors import UsageError
-from . import private
+from . import private_cluster
+from .broker_client import Link, check_ray
 from .connect import where
-from .link import Link, check_ray
 
 __all__ = ["Node", "default_host", "nodes", "nodes_and_sessions", "started"]
 
@@ -62,7 +62,7 @@ def _looked(address: str, further: bool) -> tuple[list[dict[str, Any]], list[dic
 
 def default_host(join: str | None) -> str:
     """The address of this machine to those that reach it: nobody but itself, unless it joins others."""
-    return private.own_address() if join is not None and not join.startswith(_LOOPBACK) else _LOOPBACK[0]
+    return private_cluster.own_address() if join is not None and not join.startswith(_LOOPBACK) else _LOOPBACK[0]
 
 
 @contextlib.contextmanager
@@ -88,10 +88,10 @@ def started(
         raise UsageError(
             "[worker] expected the cluster's token in RAY_AUTH_TOKEN: the first genie worker start printed it"
         )
-    if join is None and private.answers(host, port):
+    if join is None and private_cluster.answers(host, port):
         raise UsageError(f"[worker] expected a free port, got {host}:{port}, which is in use")
-    folder = private.private_folder()
-    variables = private.environment(dict(os.environ)) | {"RAY_AUTH_TOKEN": token}
+    folder = private_cluster.private_folder()
+    variables = private_cluster.environment(dict(os.environ)) | {"RAY_AUTH_TOKEN": token}
     if files:
         variables["GENIE_WORKER_FILES"] = os.pathsep.join(files)
     if host not in _LOOPBACK:
@@ -128,7 +128,7 @@ def _wait(process: subprocess.Popen[bytes], said: Any, host: str, port: int | No
             raise UsageError(
                 f"[worker] Ray did not start: {errors[-1] if errors else f'exit code {process.returncode}'}"
             )
-        if "Ray runtime started" in text and (port is None or private.answers(host, port)):
+        if "Ray runtime started" in text and (port is None or private_cluster.answers(host, port)):
             return
         time.sleep(0.1)
     raise UsageError(f"[worker] Ray did not start within {_STARTED:g} s")
@@ -145,4 +145,4 @@ def _end(process: subprocess.Popen[bytes], folder: str) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    private.clear(folder, process.pid)
+    private_cluster.clear(folder, process.pid)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from .._ext.frames import Stream
 from ..engine.remote.pipe import Child
-from .endings import ERROR
-from .link import Link
+from .broker_client import Link
+from .ray_errors import ERROR
 
 __all__ = ["Place", "RayChild"]
 

@@ -25,7 +25,7 @@ from ..engine.remote.one_thread import one_thread_at_a_time
 from ..engine.remote.pipe import StreamExecutor
 from ..engine.remote.wire import WireError, dumps, loads
 from . import worker_files
-from .link import Link
+from .broker_client import Link
 from .ray_child import Place, RayChild
 
 __all__ = ["RayExecutor", "executors"]
@@ -39,10 +39,10 @@ _ROOM = 120.0  # seconds without a word from the broker, which says each second 
 class RayExecutor(StreamExecutor):
     """An executor whose worker is an actor on the cluster that `mindtorch.connect` has started or joined, on
     ``device``: ``cpu``, or ``cuda`` for a GPU of its own. Keep a reference while you use it: its values are freed with
-    it. UsageError if the cluster has no room for it. lineage: bytes of messages kept here: up to
-    this size, a lost worker on a CPU is rebuilt.
+    it. UsageError if the cluster lacks the resources for it. lineage: bytes of messages to keep here; up to this size,
+    a lost worker on a CPU is rebuilt.
 
-    ``process``, also in ``stats``: the number of the worker's process, on its ``node``.
+    ``process``, also in ``stats``: the process id of the worker on its ``node``.
     """
 
     _child: RayChild
@@ -109,11 +109,11 @@ class RayExecutor(StreamExecutor):
 
     @property
     def node(self) -> str:
-        """How Ray's name of the worker's node begins."""
+        """The beginning of Ray's id of the worker's node."""
         return self._child.node
 
     def take_from(self, other: RemoteExecutor, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """From one actor to another, where both are of one cluster: not by way of the program."""
+        """Directly from one actor to another, not through the program, if both are in one cluster."""
         if not isinstance(other, RayExecutor) or other._child.link is not self._child.link:
             return super().take_from(other, values)
         tickets = [next(_tickets) for _ in values]
@@ -184,14 +184,15 @@ class RayExecutor(StreamExecutor):
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
     def save(self, value: Any, path: str) -> None:
-        """`torch.save` on the worker's machine, under the full ``path`` there: no value crosses.
+        """`torch.save` on the worker's machine, under the absolute ``path`` there; no value passes through the program.
 
         value: dicts, lists and tuples of tensors, numbers, strings and None, such as ``{"model": net.state_dict(),
-        "optimizer": optimizer.state_dict()}``. Its tensors are on this executor's device; plain ones go there. The path
-        is in a folder that was given to ``genie worker start --files``, or anywhere in a cluster of the program's own.
+        "optimizer": optimizer.state_dict()}``. Its tensors are on this executor's device; plain tensors are moved
+        there. The path must be in a folder that was given to ``genie worker start --files``; in a cluster that the
+        program started, it can be anywhere.
 
-        Returns when the file is complete. UsageError where it cannot be written. The worker is not rebuilt any more if
-        it is lost.
+        Returns when the file is complete. UsageError if it cannot be written. From then on, the worker is not rebuilt
+        if it is lost.
         """
         with values.lock:
             tensors: list[torch.Tensor] = []
@@ -200,7 +201,7 @@ class RayExecutor(StreamExecutor):
             computed = iter(values.materialize(ours, "save"))
             mirrors = [next(computed) if _core.get_handle(t) is not None else self.adopt([t])[0] for t in tensors]
             if not all(mirror in self._mirrors for mirror in mirrors):
-                raise UsageError("[save] expected tensors of this worker, got one of another's")
+                raise UsageError("[save] expected tensors of this worker, got one of another worker")
             described = [self._mirrors.describe(mirror) for mirror in mirrors]
             numbers = {number: place for place, number in enumerate(dict.fromkeys(row[0] for row in described))}
             tickets = [next(_tickets) for _ in numbers]
@@ -211,10 +212,10 @@ class RayExecutor(StreamExecutor):
             self._of_a_file("save", told, path, after=after)
 
     def load(self, path: str, index: int = 0) -> Any:
-        """What `save`, or `torch.save`, wrote into a file on the worker's machine: no value crosses. See `save` for the
-        path. Its tensors are on ``remote_accelerator:index``, each with memory of its own.
+        """Load what `save`, or `torch.save`, wrote into a file on the worker's machine; no value passes through the
+        program. See `save` for the path. The tensors are on ``remote_accelerator:index``, each with memory of its own.
 
-        Only what ``torch.load(weights_only=True)`` reads. UsageError where it cannot be read.
+        Loads only what ``torch.load(weights_only=True)`` accepts. UsageError if the file cannot be read.
         """
         with values.lock:
             self._no_lineage()
@@ -222,13 +223,13 @@ class RayExecutor(StreamExecutor):
             return self._arrived(self._of_a_file("load", b"", path, first=first), first, index)
 
     def batches(self, source: str, *args: Any, index: int = 0) -> Iterator[Any]:
-        """What ``source``, ``"MODULE:FUNCTION"``, gives on the worker's machine for ``args``: a `DataLoader`, or
-        whatever else has batches (dicts, lists and tuples of tensors, numbers and strings). They go straight to the
-        worker; their tensors are on ``remote_accelerator:index``.
+        """Iterate over the batches that ``source``, ``"MODULE:FUNCTION"``, returns on the worker's machine for
+        ``args``: a `DataLoader`, or another iterable of batches (dicts, lists and tuples of tensors, numbers and
+        strings). They go straight to the worker; their tensors are on ``remote_accelerator:index``.
 
-        The module is found there: installed, or by a ``runtime_env``. torch's seed there is the program's
-        ``torch.initial_seed()`` when this is called. While the program computes with one batch, the next comes.
-        UsageError for what fails there. The worker is not rebuilt any more if it is lost.
+        The module must be installed there, or come with a ``runtime_env``. torch's seed there is the program's
+        ``torch.initial_seed()`` at the time of the call. The next batch is made while the program computes with one.
+        UsageError if anything fails there. From then on, the worker is not rebuilt if it is lost.
         """
         if not isinstance(source, str) or not re.fullmatch(r"[\w.]+:[\w.]+", source):
             raise UsageError(f"[batches] expected MODULE:FUNCTION, got {source!r}")

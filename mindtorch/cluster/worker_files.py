@@ -46,7 +46,7 @@ def _check(path: str, folders: Sequence[str]) -> str:
     full = os.path.realpath(path)
     if not os.path.isabs(path) or not any(os.path.commonpath([full, os.path.realpath(f)]) == os.path.realpath(f)
                                           for f in folders):  # fmt: skip
-        where = ", ".join(folders) or "none: genie worker start --files gives some"
+        where = ", ".join(folders) or "none: genie worker start --files adds one"
         raise OSError(f"expected a full path in one of the worker's folders ({where}), got {path!r}")
     return full
 
@@ -57,7 +57,7 @@ def write(path: str, described: bytes, parcels: Parcels, folders: Sequence[str])
     given = [parcels.pop(ticket) for ticket in tickets]
     full = _check(path, folders)
     if any(isinstance(each, int) for each in given):
-        raise ValueError("expected values that could be computed; reading them tells why they could not")
+        raise ValueError("expected computed values, got some whose computation failed: reading them raises the error")
     storages = [_storage(each) for each in given]  # type: ignore[arg-type]
     tensors = [view(storages[at], *described) for at, *described in values]
     part = f"{full}.{secrets.token_hex(4)}"

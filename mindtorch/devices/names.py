@@ -197,8 +197,9 @@ class device:
         return self
 
     def to_torch(self) -> torch.device:
-        """The same device as a ``torch.device``. ``RuntimeError`` where torch has no such type (``npu`` without
-        torch_npu, ``remote_accelerator`` when another backend owns torch's slot). Imports torch."""
+        """The same device as a ``torch.device``. ``RuntimeError`` if torch has no such type (``npu`` without torch_npu,
+        ``remote_accelerator`` if another backend owns torch's slot). Imports torch.
+        """
         import torch
 
         try:
@@ -298,8 +299,8 @@ def _torch_context(value: device) -> Any:
 def set_default_device(value: DeviceLike | None) -> None:
     """Make ``value`` the calling thread's default device; None puts ``cpu`` back.
 
-    Within a ``with device(...)`` block, the block's device stays, as in torch. Passed on to
-    ``torch.set_default_device`` where torch can express the device.
+    Within a ``with device(...)`` block, the block's device stays, as in torch. Also calls ``torch.set_default_device``,
+    if torch can express the device.
     """
     chosen = _CPU if value is None else device(value)
     _state.default = chosen
@@ -341,8 +342,8 @@ def default_device_kept() -> Iterator[None]:
 
 
 def get_default_device() -> device:
-    """The calling thread's default device: the innermost ``with device(...)``, else what was set, else ``cpu``; under
-    ``genie run`` the device that it moves programs to instead of ``cpu``.
+    """The calling thread's default device: that of the innermost ``with device(...)``, else the one that was set, else
+    ``cpu`` (under ``genie run``: the device to which it moves programs).
     """
     stack = _state.stack
     if stack:

@@ -40,12 +40,12 @@ class Group:
 class Analysis:
     """An analyzer's result for a segment, by ids of the graph's nodes.
 
-    phases: operations by phase. patterns: blocks that were proven, such as attention. target: what bounds are meant
-    for. seconds: about, by what bounds the operations (``compute``, ``memory``, ``launch``); bounds: of each operation.
-    flops, nbytes: computed, and read or written. not_cacheable: why a cache cannot keep the segment's values; empty if
-    it can. recomputable: operations whose result can be recomputed from their inputs. together:
-    see `Group`. failed: patterns of others that could not be looked for, and why. phase_of: operations that `genie
-    graph` shows in another phase than the recorded one.
+    phases: operations by phase. patterns: verified blocks, such as attention. target: the accelerator that the bounds
+    are for. seconds: expected time, by bound of the operations (``compute``, ``memory``, ``launch``); bounds: the bound
+    of each operation. flops, nbytes: computed; read and written. not_cacheable: why a cache cannot keep the segment's
+    values; empty if it can. recomputable: operations whose result can be recomputed from their inputs. together: see
+    `Group`. failed: patterns of other packages whose search failed, and why. phase_of: operations that `genie graph`
+    shows in a phase other than the recorded one.
     """
 
     phases: Mapping[str, int]
@@ -63,17 +63,17 @@ class Analysis:
 
     @property
     def phase(self) -> str:
-        """The phase of most operations; empty for none."""
+        """The most frequent phase of the operations; empty if there are none."""
         return max(self.phases, key=self.phases.__getitem__, default="")
 
     @property
     def bound(self) -> str:
-        """What most of the time is bound by; empty where nothing takes any."""
+        """The bound of most of the time; empty if no operation takes time."""
         return max(self.seconds, key=self.seconds.__getitem__, default="")
 
     @property
     def cacheable(self) -> bool:
-        """Can the segment's values be kept for another time?"""
+        """Whether a cache can keep the segment's values."""
         return not self.not_cacheable
 
     def hints(self, node: int) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Analyzer(ABC):
 
     @abstractmethod
     def analyze(self, graph: ComputationGraph) -> Analysis:
-        """Of a segment that is to run, or has. It computes nothing of the program's, and changes nothing."""
+        """Analyze a segment that is going to run or has run. Must not compute or change anything of the program."""
 
 
 _analyzer: Analyzer | None = None

@@ -182,7 +182,7 @@ class _Boxes:
             with torch.no_grad(), torch._C.DisableTorchFunction():
                 found = [each for each in find_patterns(self.graph, failed=failed) if not each.refused]
             for name, error in failed.items():  # the picture shows all else
-                log.warning("the pattern %s was not looked for: %s: %s", name, type(error).__name__, error)
+                log.warning("the search for the pattern %s failed: %s: %s", name, type(error).__name__, error)
         alike: dict[tuple[str, frozenset[int]], list[Instance]] = {}
         for each in found:
             there = self.root.shown.intersection(self.drawing.shown(node)[0] for node in each.nodes)
@@ -329,7 +329,7 @@ class _Boxes:
             found += [node.source] if node.source else []
         if box.pattern is not None:
             facts = ", ".join(f"{key}: {value}" for key, value in box.pattern.attributes.items())
-            proof = "proven by running it" if box.pattern.verified else "not run by itself"
+            proof = "verified by running it" if box.pattern.verified else "not run to check"
             found.append(f"{box.pattern.name}, {proof}{'; ' * bool(facts)}{facts}")
         if box.children:
             found.append(f"{counted(box.ops, 'op')}, parameters and buffers read here first: {len(box.parameters):,}")

@@ -139,7 +139,7 @@ class Node:
 class ComputationGraph:
     """Ops, what they read and where they came from (SPEC L10). Empty; filled by `add_operation`.
 
-    ``ComputationGraph.pending()``: what the tape of lazy tensors has recorded and not run.
+    ``ComputationGraph.pending()``: what the tape of lazy tensors has recorded but not run.
     ``ComputationGraph.from_tensors(a, b)``: the part of it that the values of ``a`` and ``b`` depend on.
     ``mindtorch.capture()``: every op of a program while it runs.
     """
@@ -213,7 +213,8 @@ class ComputationGraph:
     ) -> Node:
         """Append an op. ``inputs`` and ``kwargs`` may hold nodes, (node, output index), tensors and constants.
 
-        outputs: one ``(shape, dtype, device)`` or tensor per result; tensors are then known to be made by this node.
+        outputs: one ``(shape, dtype, device)`` or tensor per result; the graph then knows that this node made these
+        tensors.
         """
         if phase not in PHASES:
             raise ValueError(f"[add_operation] expected a phase in {PHASES}, got {phase!r}")
@@ -378,14 +379,14 @@ class ComputationGraph:
         return Edge(self._source[i], self._output[i], target, i - self._first[target])
 
     def get_execution_order(self) -> list[Node]:
-        """All nodes such that each comes after what it reads: program order."""
+        """All nodes in program order: each comes after the nodes that it reads."""
         return list(self.nodes)
 
     @property
     def segments(self) -> list[Segment]:
         """Maximal runs between points where the program read a value (``item``, a data-dependent shape).
 
-        What is pending on the tape is one segment: a read would have run it.
+        Everything pending on the tape is one segment: a read would run it.
         """
         found: list[Segment] = []
         start = 0
@@ -410,9 +411,11 @@ class ComputationGraph:
     ) -> ComputationGraph:
         """A graph of a part of this one; `left_out` says what is not in it.
 
-        modules: only what runs in modules whose path matches one of these patterns (``h.*.attn``, with or without the
-            outermost class), and all below; what it reads from elsewhere becomes inputs. UsageError where none matches.
-        depth: open so many levels of modules (of the matched ones, if any); what is deeper is one node per stretch.
+        modules: keep only what runs in modules whose path matches one of these patterns (``h.*.attn``, with or without
+            the outermost class), and in modules below; what it reads from elsewhere becomes inputs. UsageError if none
+            matches.
+        depth: number of levels of modules to open (counted from the matched ones, if any); what is deeper is one node
+            per stretch.
         until: nodes up to this id only.
         """
         from .reduce import reduced
@@ -420,7 +423,7 @@ class ComputationGraph:
         return reduced(self, modules, depth, until)
 
     def describe(self, said: Analysis) -> None:
-        """From now on show what an analyzer says: its patterns and, where it names some, its phases of operations."""
+        """From now on, show an analyzer's result: its patterns and, if it gives any, its phases of operations."""
         self.patterns = tuple(said.patterns)
         self._said_phases = dict(said.phase_of)
 
@@ -477,9 +480,9 @@ class ComputationGraph:
         return to_html(self, title=title, beside=beside, init=init, depth=depth, focus=focus)
 
     def to_text(self, width: int = 80, init: bool = False) -> str:
-        """A tree by phase and module, at most ``width`` columns wide; what repeats is shown once.
+        """A tree by phase and module, at most ``width`` columns wide; repeated parts are shown once.
 
-        init: with the ops that make parameters, which else are one line.
+        init: show the ops that make parameters, which otherwise are one line.
         """
         from .text import to_text
 

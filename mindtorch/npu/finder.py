@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..base.loading import find_elsewhere, is_asking
+from ..base.import_hooks import find_elsewhere, is_asking
 from . import library
 
 __all__ = ["NAMES", "is_installed", "unwatch", "watch"]

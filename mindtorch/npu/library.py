@@ -12,7 +12,7 @@ from mindtorch._ext import acl, blocks, in_flight, pool, streams
 from mindtorch.base import config, hardware
 from mindtorch.base.errors import NPUError, NPUOutOfMemoryError
 from mindtorch.base.sourceline import text_of
-from mindtorch.base.warned import listen
+from mindtorch.base.torch_warnings import listen
 from mindtorch.devices import names as devices
 
 from ..devices.places import BY_TYPE, NPU, type_of

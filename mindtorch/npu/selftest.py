@@ -293,7 +293,7 @@ def _beside_the_cpu(make: Callable[[], tuple[Any, Any]]) -> Callable[[int], str]
             staged = ", ".join(f"{name} {count} ×" for name, count in found[2].most_common(5)) or "nothing"
             said.append(f"{str(dtype)[6:]}: {off:.1e} off, staged: {staged}")
             if not off <= most:
-                raise AssertionError(f"{'; '.join(said)}: expected {most:.0e} off at most")
+                raise AssertionError(f"{'; '.join(said)}: expected a difference of at most {most:.0e}")
         return "; ".join(said)
 
     return check

@@ -21,9 +21,9 @@ from ..base.errors import LazyTensorError
 from ..base.patching import with_names
 from ..engine.record import intercept, mixing
 from ..engine.record.handlers import refuse_pinning
-from ..engine.record.inside import wrapped
 from ..engine.record.meta import MetaTensor
 from ..engine.record.predict import tensors_in
+from ..engine.record.unwrapping import wrapped
 from . import legacy, moves, staging
 from .moves import move
 from .tensor import NpuStorage, NpuTensor, as_npu, block_of, is_npu

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from . import decisions, schema  # here: `__getattr__` below would answer for them
+from . import decision_ops, schema  # here: `__getattr__` below would answer for them
 from .flops import FlopCount, count_flops
 from .op_names import op_name
 from .op_row import TAGS, OpRow
@@ -17,4 +17,4 @@ def __getattr__(name: str) -> Any:
     return getattr(torch.ops, name)  # `import mindtorch as torch`: torch.ops is reachable here (SPEC D6)
 
 
-__all__ = ["ROWS", "TAGS", "FlopCount", "OpRow", "about", "count_flops", "decisions", "op_name", "row", "schema"]
+__all__ = ["ROWS", "TAGS", "FlopCount", "OpRow", "about", "count_flops", "decision_ops", "op_name", "row", "schema"]

@@ -24,8 +24,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..base.strides import extent
 from ..base.torch_names import RENAMED
-from .looks import in_range, like, of_elements, of_sizes, rising, wrong
-from .state_looks import (
+from .argument_checks import in_range, like, of_elements, of_sizes, rising, wrong
+from .state_checks import (
     attention,
     batch_norm,
     fused,

@@ -19,7 +19,7 @@ from ..base.errors import UnsupportedOperationError
 from ..devices import mode, places
 from ..devices.lazy_device import device_at, place_of
 from ..engine.execute import tensors, values
-from ..engine.record import arguments, eager, inside, meta, predict
+from ..engine.record import arguments, eager, meta, predict, unwrapping
 from . import generators, transforms
 
 # Recorded: the executor makes the data. Everything else is made on the CPU at once and handed over.
@@ -96,7 +96,7 @@ def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any
     """The tensor of ours that ``func(*args, **kwargs)`` makes; ``kwargs["device"]`` is ours, or the data is."""
     try:
         made = _create(func, args, kwargs)
-        return inside.lifted(made) if kwargs.get("out") is None else made
+        return unwrapping.lifted(made) if kwargs.get("out") is None else made
     except TypeError:
         _refused_by_torch(func, args, kwargs)
         raise
@@ -131,7 +131,9 @@ def _create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> An
             return func(*args, **kwargs)  # of means or deviations that are where they are: it takes no device
         device = _default_device(func, args)
         kwargs = {**kwargs, "device": device}
-    if places.where(device) is not places.RECORDED and (func.__name__ in FROM_DATA or inside.hides((*args, None)[0])):
+    if places.where(device) is not places.RECORDED and (
+        func.__name__ in FROM_DATA or unwrapping.hides((*args, None)[0])
+    ):
         elsewhere = _elsewhere(func, args, kwargs, device)
         if elsewhere is not None:
             return elsewhere
@@ -155,7 +157,7 @@ def _create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> An
             raise RuntimeError(f"[{func.__name__}] expected out= on {device_at(index)}, got {target.device}")
         return func(*args, **kwargs)  # writes there: an op on a lazy tensor like any other
     if _transforming() is not None:
-        if args and index >= 0 and inside.index_inside(args[0]) == index and _core.get_handle(args[0]) is None:
+        if args and index >= 0 and unwrapping.index_inside(args[0]) == index and _core.get_handle(args[0]) is None:
             return func(*args, **kwargs)  # is there already: to C++ that is the CPU
         if func.__name__ in RANDOM:
             return transforms.draw(func, args, kwargs, index)
@@ -198,7 +200,7 @@ def _moved(a: Any, index: int) -> Any:
 
 def _elsewhere(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], device: Any) -> Any:
     """What is made on another device from a tensor of ours, which C++ takes to be on the CPU already."""
-    hidden = inside.hides(args[0])
+    hidden = unwrapping.hides(args[0])
     if not places.where(device).has_data:
         return func(*args, **kwargs) if hidden else None
     source = args[0]

@@ -43,8 +43,8 @@ def cuda_is_ours() -> Iterator[None]:
     hooks.enable()
     if values.executor().device.type == "cuda":
         raise UsageError(
-            "--map cuda: recordings run on CUDA in this process (GENIE_EXECUTOR_DEVICE), where the program's cuda and "
-            "the executor's could not be told apart: use --executor pipe"
+            "--map cuda: the executor runs on CUDA in this process (GENIE_EXECUTOR_DEVICE), so the program's cuda "
+            "cannot be told from the executor's: use --executor pipe"
         )
     told = [
         *of_cuda(_said()),

@@ -31,8 +31,8 @@ from ..devices import mode
 from ..devices.lazy_device import accelerator_at, place_of
 from ..devices.names import device as mindtorch_device
 from ..devices.places import ESTIMATED, META, NPU, RECORDED, TORCHS, take, type_of, where
-from ..engine.execute import across, tensors, values
-from ..engine.record import handlers, inside, predict
+from ..engine.execute import device_copies, tensors, values
+from ..engine.record import handlers, predict, unwrapping
 from ..engine.record.arguments import to_options
 from ..engine.record.meta import as_meta
 from ..engine.record.mixing import SPARSE
@@ -178,7 +178,7 @@ def create(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         _, kwargs = _numbered((), kwargs)
     place = where(kwargs.get("device"))
     if place is NPU:
-        return inside.lifted(npu_creation.create(func, args, kwargs))
+        return unwrapping.lifted(npu_creation.create(func, args, kwargs))
     if kwargs.get("pin_memory") and place is TORCHS:
         return npu_creation.create_pinned(func, args, kwargs)
     if isinstance(kwargs.get("generator"), generators.Generator) and place is not RECORDED:
@@ -260,7 +260,7 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if self.device == device:
             return _stay(self, target, args, kwargs)
         return wrappers.moved(self, device, *to_options(args, kwargs))
-    recorded = _core.get_handle(self) is not None or (inside.hides(self) and place.has_data)
+    recorded = _core.get_handle(self) is not None or (unwrapping.hides(self) and place.has_data)
     if recorded and target is None:
         return _stay(self, target, args, kwargs)
     return _MOVES[place](self, recorded, target, args, kwargs)
@@ -297,7 +297,7 @@ def _in_estimate(self: torch.Tensor, recorded: bool, target: Any, args: tuple, k
 
 def _to_recorded(self: torch.Tensor, recorded: bool, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     index = tensors.index_of(target)
-    if index == inside.index_inside(self):
+    if index == unwrapping.index_inside(self):
         return _stay(self, target, args, kwargs)
     if predict.is_fake(self) and self.device == tensors.torch_device(index):  # a compiler's, and there already
         return _torch_to(self, *args, **kwargs)
@@ -309,9 +309,9 @@ def _to_recorded(self: torch.Tensor, recorded: bool, target: Any, args: tuple, k
         # As what operations make of this kind. A copy, as every move.
         return sparse.label(_torch_to(self, values.executor().device, dtype or self.dtype, copy=True), index)
     changes = dtype is not None or memory_format is not torch.preserve_format
-    if recorded and across.moves(self):
+    if recorded and device_copies.moves(self):
         self = _below(_torch_to, self, dtype=dtype, memory_format=memory_format) if changes else self
-        return across.copied(self, index)
+        return device_copies.copied(self, index)
     plain = tensors.to_plain(self, "cpu", "to") if recorded else self
     return tensors.from_plain(_torch_to(plain, dtype=dtype, memory_format=memory_format) if changes else plain, index)
 
@@ -341,7 +341,7 @@ def _new_hook(name: str) -> Any:
             return _ask(getattr(torch.Tensor, name), original, device, self, *args, **kwargs)
         lazy = is_opaque(self)
         place = where(device)
-        if device is not None and inside.hides(self) and place is not RECORDED:
+        if device is not None and unwrapping.hides(self) and place is not RECORDED:
             like = torch.empty(0, dtype=self.dtype) if name == "new_tensor" else self.new_empty((0,))
             return original(like.to(device), *args, **kwargs)  # vmap maps what it makes, too
         if place is RECORDED and lazy and tensors.index_of(device) == _core.device_index(self):

@@ -14,7 +14,7 @@ import torch
 
 from .. import npu
 from .._ext import hooks as _hooks
-from ..base import config, loading
+from ..base import config, import_hooks
 from ..base.errors import UnsupportedOperationError
 from ..base.patching import for_good, replaced
 from ..devices import lazy_device, mode
@@ -43,7 +43,7 @@ def watch() -> None:
     held.put_when_loaded("safetensors", lambda safetensors: [(safetensors, "safe_open", asked)])
     held.put_when_loaded("torch.nn.attention.flex_attention", attention.patches)
     held.put_when_loaded("torch.distributed.fsdp", meshes.of_fsdp)
-    held.after(loading.forget)
+    held.after(import_hooks.forget)
     tensors.set_claim(claim)
     if _claimed:
         dispatch_modes.register()

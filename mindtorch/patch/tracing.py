@@ -25,7 +25,7 @@ from ..base.patching import Patch, for_builtins
 from ..devices import mode
 from ..devices.places import where
 from ..engine.execute import values
-from ..engine.record.inside import PROXY
+from ..engine.record.unwrapping import PROXY
 from ..npu.tensor import is_npu
 from . import attention
 from .module_moves import is_opaque

@@ -25,7 +25,7 @@ from .._ext import intercept as _intercept
 from ..base.patching import Patch
 from ..engine.execute import tensors, values
 from ..engine.record import eager
-from ..engine.record.inside import index_inside
+from ..engine.record.unwrapping import index_inside
 from . import wrappers
 
 __all__ = ["draw", "flat_vmap", "patches"]

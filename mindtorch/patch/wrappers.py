@@ -29,7 +29,7 @@ from ..devices import mode
 from ..devices.lazy_device import device_at, npu_device
 from ..devices.places import NPU, RECORDED, where
 from ..engine.execute import tensors
-from ..engine.record import inside
+from ..engine.record import unwrapping
 from ..npu import moves
 from . import held
 
@@ -42,7 +42,7 @@ def watch() -> None:
     """From now on ``.device`` looks inside, and so do moves to another device."""
     if (torch._C.TensorBase, "device") not in held:
         held.put([(torch._C.TensorBase, "device", _hooks.ReadHook(_device_inside))])
-        _hooks.take_hidden(lambda t: inside.hides(t) or around_ours(t))
+        _hooks.take_hidden(lambda t: unwrapping.hides(t) or around_ours(t))
         held.after(_hooks.take_hidden, None)
 
 
@@ -52,7 +52,7 @@ def _device_inside(t: Any) -> Any:
         return known[1]
     if _peek() is None:
         return None
-    index = inside.index_inside(t)
+    index = unwrapping.index_inside(t)
     return None if index is None else device_at(index)
 
 
@@ -84,14 +84,14 @@ def shows(t: torch.Tensor, target: Any) -> bool:
 
     Not where autograd's rules of the move itself are wanted: transforms of torch.func, forward mode.
     """
-    simple = _peek() is None and not inside.wrapped(t) and forward_ad._current_level < 0
+    simple = _peek() is None and not unwrapping.wrapped(t) and forward_ad._current_level < 0
     return simple and t.layout is torch.strided and _program_modes() is not None and where(target).has_data
 
 
 def _program_modes() -> list[Any] | None:
     """The dispatch modes that are on, ``make_fx``'s too; None if one of them has tensors of its own (fake ones)."""
     stack = _get_current_dispatch_mode_stack()
-    return None if any(getattr(entry, "_mode_key", None) not in (None, inside.PROXY) for entry in stack) else stack
+    return None if any(getattr(entry, "_mode_key", None) not in (None, unwrapping.PROXY) for entry in stack) else stack
 
 
 def moved(t: torch.Tensor, device: Any, dtype: Any, non_blocking: bool, memory_format: Any) -> Any:
@@ -123,7 +123,7 @@ class _Move(torch.autograd.Function):
 
 def _asked(t: torch.Tensor, options: dict[str, Any]) -> Any:
     stack = _program_modes() or []
-    traces = _get_dispatch_mode(inside.PROXY)
+    traces = _get_dispatch_mode(unwrapping.PROXY)
     if traces is not None:
         options = {name: value for name, value in options.items() if name != "layout"}  # which `to` does not take
         with Modes(*(entry for entry in stack if entry is not traces)):

@@ -74,9 +74,11 @@ def plan_inputs(model: Any, batch: int, seq: int | None, decode: int | None, dty
     plan = Plan(_kind(model, text, image, two), batch, seq)
     named = getattr(config, "architectures", None) or [name]
     if name not in named:
-        plan.notes.append(f"architectures: transformers has no {', '.join(named)} for this; it is a {name}")
+        plan.notes.append(
+            f"architectures: transformers has no {', '.join(named)} for this configuration and makes a {name}"
+        )
     if chat and text:
-        plan.notes.append(f"{name} is given text alone; its images are left out")
+        plan.notes.append(f"{name} gets text alone, without images")
     if text or main == "input_features":
         plan.seq = _length(model, plan.kind, seq, decode)
     if text:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .blame import is_ours, is_programs, is_tool_file
-from .leaving import Left
+from .os_exit import Left
 from .termination import EXIT_CODE, Terminated
 
 __all__ = ["Outcome", "captured", "leave_forked_child", "strip_tool_frames", "wait_for_threads"]

@@ -27,7 +27,7 @@ from typing import Any
 
 from ..base.errors import UsageError
 from .input_option import InputSpec, check_names, nested, parse_input
-from .leaving import leaving_with_a_report
+from .os_exit import leaving_with_a_report
 from .outcome import Outcome, captured, leave_forked_child, wait_for_threads
 from .termination import ending_with_a_report
 from .workload import Request, Workload

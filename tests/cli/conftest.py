@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from mindtorch.cli import in_child
+from mindtorch.cli import child_command
 
 
 @pytest.fixture(autouse=True)
@@ -97,4 +97,4 @@ def children_in_forks(monkeypatch, forked) -> None:
         return done.returncode, done.stdout, done.stderr
 
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(in_child, "ran", ran)
+    monkeypatch.setattr(child_command, "ran", ran)

@@ -372,7 +372,7 @@ def test_C5_packages_of_the_repository_are_those_of_the_revision(
         monkeypatch.delenv("PYTHONPATH")
         monkeypatch.syspath_prepend(repository / "src")
         monkeypatch.setattr(
-            "mindtorch.cli.in_child._GENIE", f"import sys; sys.path.append({str(repository / 'src')!r}); {GENIE}"
+            "mindtorch.cli.child_command._GENIE", f"import sys; sys.path.append({str(repository / 'src')!r}); {GENIE}"
         )
     before, after, _ = both("main", ["profile", "train.py"])
     assert (before["totals"]["params"], after["totals"]["params"]) == (7510, 7585)

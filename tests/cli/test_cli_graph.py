@@ -280,7 +280,7 @@ def test_L13_why_says_where_a_pattern_is_and_why_not_elsewhere(here, device):
     assert result.exit_code == 0, result.output
     said = result.stdout.splitlines()
     assert said[0] == "ran" and re.fullmatch(r"feed-forward: \d\d candidates", said[1])
-    assert said[2] == "  16 × run beside a reference, with the same result (activation relu, gated False)"
+    assert said[2] == "  16 × compared with a reference: same result (activation relu, gated False)"
     assert "aten::addmm, Deep.h.0.down, " in said[3] and said[5:7] == [said[5], "      and 13 more"]
     assert said[-1] == "attention: no candidates"
 

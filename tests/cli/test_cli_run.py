@@ -130,7 +130,7 @@ def test_C9_wrong_requests_are_one_line(runs):
     name = runs.write("print(1)\n")
     assert "does not exist" in refused("nothing.py")
     assert "remote_accelerator" in refused("--device", "tpu:0", name)
-    assert "run it with python" in refused("--device", "cuda:0", name)
+    assert "to run on cuda, use python" in refused("--device", "cuda:0", name)
     assert "--address is for --executor ray" in refused("--address", "here", name)
     assert "is a model" in refused("script.py:build")
     assert "'tpu' is not 'cuda'" in refused("--map", "tpu", name)
@@ -304,7 +304,7 @@ def test_C9_the_executors_cuda_and_the_programs_are_not_mixed_up(runs):
     previous = mindtorch.set_executor(executor)
     executor.device = torch.device("cuda:0")  # as it would be on a machine that has one
     try:
-        assert "could not be told apart" in refused("--map", "cuda", runs.write("print(1)\n"))
+        assert "cannot be told from the executor's" in refused("--map", "cuda", runs.write("print(1)\n"))
     finally:
         executor.device = torch.device("cpu")
         mindtorch.set_executor(previous)

@@ -256,7 +256,7 @@ def test_C9_the_longest_waits_come_first_and_the_rest_is_summed_up() -> None:
     assert len(listed) == 21 and listed[0].split() == ["10", "1", "250", "ms", "250", "ms", "train.py:1"]
     assert listed[1].split() == ["10", "0", "250", "ms", "-", "train.py:2"]
     assert listed[-1].split() == ["21", "2", "1.00", "s", "3", "other", "lines"]
-    assert lines([], 1.0) == ["genie run: the program read no value that another process computed: it waited for none"]
+    assert lines([], 1.0) == ["genie run: the program never waited: it read no value that another process computed"]
 
 
 @pytest.mark.parametrize(("executor", "reads", "seconds", "told"), [

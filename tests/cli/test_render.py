@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 
 from mindtorch.cli import units
-from mindtorch.cli.following import suggest
+from mindtorch.cli.next_commands import suggest
 from mindtorch.cli.render import Canvas, canvas, clean, terminal_width
 from mindtorch.cli.report import View, render_report
 from mindtorch.cli.report_header import _mostly
@@ -346,7 +346,7 @@ def test_C2_next_commands_answer_the_report():
     assert command == "genie profile --by line --input 1x2 train.py 'a b'" and what.startswith("70 % of the time is Py")
     for told in ("data-wait", "python-line"):  # which say where
         assert not any("Python" in what for _, what in following(ops=python, findings=[{"id": told}]))
-    assert "is mm: which lines" in following(ops=[{"name": "aten::mm", "self_s": 0.9}])[0][1]
+    assert "is mm: see which lines" in following(ops=[{"name": "aten::mm", "self_s": 0.9}])[0][1]
     slow = [{"id": "first-iteration"}]
     assert [line.split()[2] for line, _ in following(findings=slow)] == ["--warmup", "--by", "--trace"]
     assert [line.split()[2] for line, _ in following()] == ["--by", "--trace", "--json"]
@@ -415,13 +415,13 @@ def test_C2_a_space_that_does_not_break_is_shown_as_a_space():
 def test_C4_what_the_host_does_is_told_as_a_least_as_short_stretches_are_not_seen():
     host = {"here_s": 0.5, "workers_s": 0.25, "lines": []}
     text = " ".join(render(dict(make_report(), mode="estimate", host=host), width=200).split())
-    assert "host, here at least 500 ms of the program's own Python between ops" in text
-    assert "data, here at least 250 ms of the work of a DataLoader's workers, measured here" in text
+    assert "host time at least 500 ms of the program's own Python between ops" in text
+    assert "data work at least 250 ms of the work of a DataLoader's workers, measured on this machine" in text
     host = {"here_s": 0.0, "workers_s": 0.0, "seen_from_s": 0.012, "lines": []}
     steps = {"count": 0, "warmup": 0, "warmup_s": 0.0, "time_s": [], "first_s": None, "quartiles_s": None}
     for n, said in ((10**6, True), (0, False)):
         text = render(dict(make_report(), mode="estimate", host=host, steps={**steps, "count": n}), width=200)
-        words = "host, here no stretch of the program's own Python between ops takes 12 ms; no figure includes shorter"
+        words = "host time the program's own Python never ran for 12 ms between two ops; no figure includes shorter"
         assert (words in " ".join(text.split())) == said
 
 

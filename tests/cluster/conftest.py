@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import mindtorch
-from mindtorch.cluster.link import Link
+from mindtorch.cluster.broker_client import Link
 from mindtorch.cluster.ray_executor import RayExecutor
 
 from ..executors import using

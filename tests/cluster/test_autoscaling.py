@@ -13,7 +13,7 @@ import torch
 
 import mindtorch
 from mindtorch.cluster import nodes
-from mindtorch.cluster.link import Link
+from mindtorch.cluster.broker_client import Link
 
 from .test_nodes import free_port
 

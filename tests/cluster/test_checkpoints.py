@@ -97,5 +97,5 @@ def test_R3_files_are_in_the_workers_folders(tmp_path: Path) -> None:
                  f"{tmp_path}/given2/a.pt"):  # fmt: skip
         with pytest.raises(OSError, match="expected a full path in one of the worker's folders"):
             worker_files._check(path, folders)
-    with pytest.raises(OSError, match=r"\(none: genie worker start --files gives some\)"):
+    with pytest.raises(OSError, match=r"\(none: genie worker start --files adds one\)"):
         worker_files._check("/a.pt", [])

@@ -18,10 +18,10 @@ import pytest
 import torch
 
 import mindtorch
+from mindtorch.cluster import broker_client as links
 from mindtorch.cluster import connect as connects
-from mindtorch.cluster import link as links
-from mindtorch.cluster import private
-from mindtorch.cluster.link import Link
+from mindtorch.cluster import private_cluster
+from mindtorch.cluster.broker_client import Link
 from mindtorch.cluster.ray_executor import RayExecutor
 
 from ..remote.test_pipe import gone, is_there
@@ -337,7 +337,7 @@ def test_R3_a_private_folder_leaves_room_for_the_names_of_sockets(
     long = tmp_path / ("x" * 60)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    folder = private.private_folder()
+    folder = private_cluster.private_folder()
     try:
         assert len(f"{folder}/r/session_2026-11-23_07-19-56_489851_4194304/sockets/plasma_store") < 107
     finally:
@@ -353,7 +353,7 @@ def test_R4_signals_of_the_terminal_are_for_the_program(link: Link) -> None:
 
 def test_C8_a_folder_that_is_called_ray_is_not_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray keeps its files in /tmp/ray, so a script in /tmp has one beside it."""
-    from mindtorch.cluster.link import check_ray
+    from mindtorch.cluster.broker_client import check_ray
 
     (tmp_path / "ray").mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import mindtorch
-from mindtorch.cluster.link import Link
+from mindtorch.cluster.broker_client import Link
 from mindtorch.cluster.ray_executor import RayExecutor
 
 from ..executors import using

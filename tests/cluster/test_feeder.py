@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import mindtorch
-from mindtorch.cluster.link import Link
+from mindtorch.cluster.broker_client import Link
 from mindtorch.cluster.ray_executor import RayExecutor
 
 from ..executors import using

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import mindtorch
-from mindtorch.cluster import endings
+from mindtorch.cluster import ray_errors
 from mindtorch.cluster.actor import PART
-from mindtorch.cluster.link import Link
+from mindtorch.cluster.broker_client import Link
 from mindtorch.cluster.ray_executor import RayExecutor
 from mindtorch.engine.execute import values
 
@@ -132,7 +132,7 @@ def test_R4_a_worker_that_takes_too_much_memory_is_ended_and_that_is_said(monkey
     try:
         with (
             using(executor),
-            pytest.raises(mindtorch.MaterializationError, match=r"lost: .* not enough memory"),
+            pytest.raises(mindtorch.MaterializationError, match=r"lost: .* low on memory"),
         ):
             held = [torch.ones(3, device=LAZY)]
             for _ in range(16):
@@ -159,13 +159,13 @@ def test_R4_what_ray_says_of_an_end_becomes_one_sentence() -> None:
         return error
 
     who = "the worker (process 7 on node 4d0d7376)"
-    told = f"{who} was ended because there was not enough memory on its node (4.64GB of 23.54GB used)"
+    told = f"{who} was killed because its node was low on memory (4.64GB of 23.54GB used)"
     for error in (ray.exceptions.OutOfMemoryError(short), died(short)):
-        assert endings.ended(error, 7, "4d0d737680") == told
+        assert ray_errors.ended(error, 7, "4d0d737680") == told
     lost = died("The actor died because its node has died. Node Id: 4d0d7376")
-    assert endings.ended(lost, 7, "4d0d737680") == f"{who} was ended with its node"
+    assert ray_errors.ended(lost, 7, "4d0d737680") == f"{who} ended because its node died"
     other = died("Worker exit type: INTENDED_USER_EXIT Worker exit detail: Exit code: 3.")
-    assert endings.ended(other, 7, "4d0d737680") == f"{who} ended with exit code 3"
+    assert ray_errors.ended(other, 7, "4d0d737680") == f"{who} ended with exit code 3"
     raised = ValueError("first\nlast")
     unknown = "failed for a reason that mindtorch does not recognize: ValueError: last"
-    assert endings.ended(raised, 7, "4d0d737680") == f"{who} {unknown}"
+    assert ray_errors.ended(raised, 7, "4d0d737680") == f"{who} {unknown}"

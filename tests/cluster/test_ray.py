@@ -11,7 +11,7 @@ import torch
 
 import mindtorch
 from mindtorch.cluster import actor as actors
-from mindtorch.cluster.link import Link
+from mindtorch.cluster.broker_client import Link
 from mindtorch.cluster.ray_executor import RayExecutor
 
 from ..remote.test_pipe import gone, is_there

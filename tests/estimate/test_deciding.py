@@ -100,7 +100,7 @@ def test_C4_a_report_says_that_lbfgs_takes_all_its_iterations(kind: type) -> Non
             return loss
 
         optimizer.step(closure)
-    said = [words for words in estimator.report()["warnings"] if "LBFGS takes all its iterations" in words]
+    said = [words for words in estimator.report()["warnings"] if "all iterations of LBFGS" in words]
     assert len(said) == (kind is torch.optim.LBFGS)
 
 

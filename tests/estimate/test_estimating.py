@@ -366,7 +366,11 @@ def _said_of(layer: nn.Module) -> tuple[list[str], int]:
 def test_C4_an_lstm_on_a_gpu_is_one_op_that_keeps_its_gates() -> None:
     """cuDNN keeps at least them for its backward pass."""
     said, training = _said_of(nn.LSTM(8, 32))
-    assert len(said) == 1 and "one op for each layer and direction" in said[0] and "step by step" not in said[0]
+    assert (
+        len(said) == 1
+        and "each layer and direction of an LSTM is estimated as one op" in said[0]
+        and "step by step" not in said[0]
+    )
     with torch.no_grad():
         _, evaluating = _said_of(nn.LSTM(8, 32))
     assert training - evaluating >= 4 * 5 * 4 * 5 * 32

@@ -8,7 +8,7 @@ from torch import nn
 
 from mindtorch.base.clusters import Cluster
 from mindtorch.profile import Profiler
-from mindtorch.profile.cost import about, targets
+from mindtorch.profile.cost import op_time, targets
 from mindtorch.profile.estimate.estimator import Estimator
 
 A100 = targets.find("a100")
@@ -95,7 +95,7 @@ def test_C4_where_the_host_is_the_limit_the_interval_is_that_of_hosts():
     """It used to be that of the device's kernels: ± 8 % for a program whose time was all assumed."""
     report = report_of(lambda: [torch.ones(16, device="cuda") + 1 for _ in range(1000)])
     low, high = ends(report["totals"])
-    assert low == pytest.approx(math.exp(-about.HOST_DOUBT)) and high == pytest.approx(math.exp(about.HOST_DOUBT))
+    assert low == pytest.approx(math.exp(-op_time.HOST_DOUBT)) and high == pytest.approx(math.exp(op_time.HOST_DOUBT))
     for phase in report["phases"]:
         assert ends(phase) == pytest.approx((low, high))
 
@@ -108,11 +108,11 @@ def test_C4_where_a_slower_host_would_be_the_limit_the_interval_reaches_up_to_it
 
     report = report_of(lambda: program(20_000))
     one = report["totals"]["about_s"] / 20_000 / 200  # long enough to be no launch's
-    rows = int(1.2 * about.HOST_KERNEL * A100.launch_s / one)  # the kernel takes a little longer than its launch
+    rows = int(1.2 * op_time.HOST_KERNEL * A100.launch_s / one)  # the kernel takes a little longer than its launch
     report = report_of(lambda: program(rows))
     assert not [row for row in report["ops"] if row["name"] == "(launch)"]
     low, high = ends(report["totals"])
-    assert 0.8 < low < 1 and high == pytest.approx(math.exp(about.HOST_DOUBT) / 1.2, rel=0.1)
+    assert 0.8 < low < 1 and high == pytest.approx(math.exp(op_time.HOST_DOUBT) / 1.2, rel=0.1)
     low, high = ends(report_of(lambda: program(10 * rows))["totals"])
     assert 0.8 < low < 1 < high < 1.2
 
@@ -136,8 +136,8 @@ def test_C4_reading_a_value_of_the_device_takes_a_launch():
         return sum(float(x[0]) for _ in range(count))
 
     one, more = (report_of(lambda n=n: reads(n, "cuda"))["totals"]["time_s"] for n in (1, 101))
-    view = about.HOST_VIEW * A100.launch_s
-    assert (more - one) / 100 == pytest.approx(about.read_seconds(A100) + view, rel=1e-3)
+    view = op_time.HOST_VIEW * A100.launch_s
+    assert (more - one) / 100 == pytest.approx(op_time.read_seconds(A100) + view, rel=1e-3)
     one, more = (report_of(lambda n=n: reads(n, "cpu"))["totals"]["time_s"] for n in (1, 101))
     assert (more - one) / 100 < 2 * view
 

@@ -58,7 +58,7 @@ def test_C4_what_workers_of_a_loader_would_do_takes_no_time(device: str) -> None
     assert times(here, "ops")["aten::_softmax"] == times(there, "ops")["aten::_softmax"] == 0
     assert here["waits"]["data_s"] == pytest.approx(times(here, "phases")["data"]) and there["waits"]["data_s"] == 0
     assert there["totals"]["time_s"] == pytest.approx(sum(times(there, "phases").values()))
-    assert any("in a DataLoader's workers (2), beside the model" in note for note in there["warnings"])
+    assert any("in a DataLoader's workers (2), in parallel with the model" in note for note in there["warnings"])
     assert not any("workers" in note for note in here["warnings"])
 
 

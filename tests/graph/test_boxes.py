@@ -212,7 +212,7 @@ def test_C6_a_pattern_that_fails_is_not_named_and_all_else_is_drawn(monkeypatch,
     root = boxes(graph)
     assert sorted(root.nodes) == list(range(len(graph)))
     assert "feed-forward" in root.name and "attention" not in root.name
-    assert caplog.messages == ["the pattern attention was not looked for: KeyError: 'of its own'"]
+    assert caplog.messages == ["the search for the pattern attention failed: KeyError: 'of its own'"]
 
 
 def test_C6_a_sequential_that_a_pattern_covers_keeps_its_name():

@@ -79,7 +79,7 @@ def test_C6_page_opens_closes_and_finds_boxes(tmp_path: Path) -> None:
     assert found["closed"] == [name for name in shown if name not in ("norm  LayerNorm", "attn  Attention", "add",
                                                                      "feed-forward 12 ×")]  # fmt: skip
     assert found["within"] == "norm  LayerNorm" and found["next"] == "attn  Attention"
-    assert found["about"].startswith("Transformer.h.0.attn\nattention, proven by running it; ")
+    assert found["about"].startswith("Transformer.h.0.attn\nattention, verified by running it; ")
     assert "qkv  Linear" in found["opened"] and found["back"] == "h.0 … h.11  12 × Block"
     assert found["searching"] and found["hits"].startswith("5 found") and found["shown"][0] == "out  Linear"
     assert not found["overlap"] and found["paths"] >= 2 * 8

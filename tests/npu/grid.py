@@ -1,7 +1,7 @@
-"""The NPU tests on every chip, with every way of waiting, count of devices and temper of the library: a table.
+"""Runs the NPU tests for every chip, way of waiting, number of devices and kind of test library; prints a table.
 
 ``python tests/npu/grid.py [--jobs 2] [PYTEST ARGUMENTS]``, at the root of a checkout. Without arguments: the files of
-tests that use a second device or ask whether streams wait for other devices' events. Exit code 1 where a cell failed.
+tests that use a second device or ask whether streams wait for other devices' events. Exit code 1 if a cell failed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def files() -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--jobs", type=int, default=1, help="how many cells at a time")
+    parser.add_argument("--jobs", type=int, default=1, help="number of cells to run at a time")
     options, arguments = parser.parse_known_args()
     with ThreadPoolExecutor(options.jobs) as pool:
         passed = list(pool.map(lambda cell: cell.run(arguments or files()), cells()))

@@ -334,7 +334,7 @@ def test_L13_one_query_for_each_head_of_keys_that_few_have_is_a_head_each() -> N
 @pytest.mark.parametrize("fused", [True, False])
 def test_L13_keys_that_are_written_in_parts_are_as_wide_as_they_are_read(fused: bool) -> None:
     """As DeepSeek's latent attention of transformers has it: its last part, of 2, was taken for the keys, and the whole
-    pattern was not looked for in an estimate."""
+    search for the pattern failed in an estimate."""
     q, rest = torch.randn(2, 4, 3, 6), torch.randn(2, 4, 3, 4)
     with torch.no_grad(), capture() as graph:
         k = torch.empty(2, 4, 3, 6)

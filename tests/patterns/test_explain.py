@@ -32,7 +32,7 @@ def said(*activations: str, name: str = "feed-forward") -> list[str]:
 def test_L13_what_was_found_says_how_it_is_known_and_where() -> None:
     head, form, place = said("relu")
     assert head == "feed-forward: 1 candidate"
-    assert form == "  1 × run beside a reference, with the same result (activation relu, gated False)"
+    assert form == "  1 × compared with a reference: same result (activation relu, gated False)"
     assert place.startswith("      aten::addmm, Block.down, ") and f"{__file__}:21" in place
 
 

@@ -167,7 +167,7 @@ WHOLE: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str | None]] = {
 @pytest.mark.filterwarnings("ignore:size_average")
 @pytest.mark.parametrize("form", WHOLE)
 def test_L13_losses_that_are_recorded_whole_are_known(form: str) -> None:
-    """ "the pattern loss was not looked for: <lambda>() takes 2 positional arguments but 5 were given"."""
+    """ "the search for the pattern loss failed: <lambda>() takes 2 positional arguments but 5 were given"."""
     program, kind = WHOLE[form]
     with Estimator(target=targets.find("a100")) as seen, torch.no_grad():
         model = torch.nn.Linear(7, 7)

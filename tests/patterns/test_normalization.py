@@ -149,7 +149,7 @@ def test_L13_two_normalizations_in_one_function_are_two_places(norm: Callable[[T
 
 
 def test_L13_a_normalization_of_nothing_is_none_and_hides_no_other() -> None:
-    """ "the pattern normalization was not looked for: max(): Expected reduction dim to be specified"."""
+    """ "the search for the pattern normalization failed: max(): Expected reduction dim to be specified"."""
 
     def program() -> None:
         F.layer_norm(torch.randn(0, 6), (6,))

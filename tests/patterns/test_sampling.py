@@ -106,11 +106,11 @@ def another_token(logits: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("choose", "why"),
     [
-        (lambda x: drawn(-x), "it uses another temperature in each row"),
+        (lambda x: drawn(-x), "it uses a different temperature for each row"),
         (lambda x: torch.multinomial(F.softmax(x, 0), 1), "it does not draw by a softmax of logits"),
         (lambda x: drawn(x * x), "it does not draw by a softmax of logits"),
-        (the_worst, "it keeps other tokens than the likeliest"),
-        (another_token, "what it draws is another token"),
+        (the_worst, "it does not keep the likeliest tokens"),
+        (another_token, "its result is not the token that was drawn"),
     ],
     ids=["the unlikely", "over rows", "squares", "the worst", "another token"],
 )

@@ -33,7 +33,7 @@ def test_C2_profile_is_a_public_name_without_importing_more(after_torch):
                "with p(warmup=1) as q: within = str(q)\n"
                "assert 'genie profile' in str(q) and 'genie profile' not in within\n")  # fmt: skip
     after_torch(program)
-    with mindtorch.profile() as p, pytest.raises(RuntimeError, match="the block to have ended"):
+    with mindtorch.profile() as p, pytest.raises(RuntimeError, match="a block that has ended"):
         p.show()
 
 

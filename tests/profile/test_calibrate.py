@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mindtorch import UsageError
-from mindtorch.profile.cost import about, calibrate_gpu, targets
+from mindtorch.profile.cost import calibrate_gpu, op_time, targets
 from mindtorch.profile.cost.work import work
 
 
@@ -31,9 +31,9 @@ def test_C4_a_calibrated_sheet_is_a_target_whose_times_are_those_measured(tmp_pa
     mine = targets.find(str(path))
     assert (mine.name, mine.capability, mine.processors) == ("My A100", (8, 0), 108)
     x, w = (torch.empty(*size, dtype=torch.bfloat16, device="meta") for size in ((4096, 4096), (4096, 4096)))
-    cost = about.estimate(work(torch.ops.aten.mm.default, (x, w), {}, x), mine)
+    cost = op_time.estimate(work(torch.ops.aten.mm.default, (x, w), {}, x), mine)
     assert cost.seconds == pytest.approx(2 * 2 * 4096**3 / 312e12, rel=0.25)
-    assert about.source(work(torch.ops.aten.mm.default, (x, w), {}, x), mine) == "measured on the machine"
+    assert op_time.source(work(torch.ops.aten.mm.default, (x, w), {}, x), mine) == "measured on the machine"
 
 
 def test_C4_without_a_gpu_calibration_says_what_to_do() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from mindtorch.profile.cost import about, targets
+from mindtorch.profile.cost import op_time, targets
 from mindtorch.profile.estimate.estimator import Estimator
 
 A100 = targets.find("a100")
@@ -87,11 +87,11 @@ def test_C4_the_backward_of_a_compiled_function_within_a_module_is_its_modules()
 
 
 def test_C4_cuda_graphs_take_no_time_of_the_host() -> None:
-    host = 16 * about.HOST_KERNEL * A100.launch_s
+    host = 16 * op_time.HOST_KERNEL * A100.launch_s
     x = about_s(small)
     assert about_s(lambda: chain(small())) == pytest.approx(host + x, rel=0.1)
     launched = about_s(lambda: torch.compile(chain)(small()))
-    assert launched == pytest.approx(about.HOST_COMPILED * host + x, rel=0.1)
+    assert launched == pytest.approx(op_time.HOST_COMPILED * host + x, rel=0.1)
     for options in ({"mode": "reduce-overhead"}, {"options": {"triton.cudagraphs": True}}):
         assert about_s(lambda options=options: torch.compile(chain, **options)(small())) < launched / 2
     assert about_s(lambda: torch.compile(chain, backend="eager")(small())) == pytest.approx(host + x, rel=0.1)

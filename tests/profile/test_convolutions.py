@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from mindtorch.profile.cost import about, targets, work
+from mindtorch.profile.cost import op_time, targets, work
 
 A100, V100 = targets.find("a100"), targets.find("v100")
-EXACT, TF32 = about.Precision(tf32_conv=False), about.Precision()
+EXACT, TF32 = op_time.Precision(tf32_conv=False), op_time.Precision()
 
 
 def convolution(
@@ -26,17 +26,17 @@ def convolution(
     return x, w, torch.ops.aten.convolution(x, w, None, *rest), rest
 
 
-def forward(*args: Any, target: targets.Target = A100, allowed: about.Precision = TF32, **given: Any) -> float:
+def forward(*args: Any, target: targets.Target = A100, allowed: op_time.Precision = TF32, **given: Any) -> float:
     x, w, out, rest = convolution(*args, **given)
     done = work.work(torch.ops.aten.convolution.default, (x, w, None, *rest), {}, out)
-    return about.estimate(done, target, allowed=allowed).seconds
+    return op_time.estimate(done, target, allowed=allowed).seconds
 
 
 def backward(wanted: tuple[bool, bool], target: targets.Target = A100, **given: Any) -> float:
     x, w, out, rest = convolution(**given)
     args = (out, x, w, None, *rest, [*wanted, False])
     done = work.work(torch.ops.aten.convolution_backward.default, args, {}, [x, w])
-    return about.estimate(done, target).seconds
+    return op_time.estimate(done, target).seconds
 
 
 def test_C4_a_convolution_moves_its_tensors_once_and_not_its_patches() -> None:
@@ -97,9 +97,9 @@ def test_C4_a_batch_norm_in_evaluation_only_scales() -> None:
         x, each = torch.empty(256, 64, 56, 56, device="meta"), [torch.empty(64, device="meta")] * 4
         args = (x, *each, training, 0.1, 1e-5)
         done = work.work(torch.ops.aten.native_batch_norm.default, args, {}, [x, each[0], each[0]])
-        return about.estimate(done, A100).seconds
+        return op_time.estimate(done, A100).seconds
 
     x = torch.empty(256, 64, 56, 56, device="meta")
-    copied = about.estimate(work.work(torch.ops.aten.neg.default, (x,), {}, x), A100).seconds
+    copied = op_time.estimate(work.work(torch.ops.aten.neg.default, (x,), {}, x), A100).seconds
     assert norm(False) == pytest.approx(copied, rel=0.05)
     assert norm(True) > 1.5 * norm(False)

@@ -9,8 +9,8 @@ import torch
 
 from mindtorch.ops import ROWS
 from mindtorch.profile.cost import cpu, cpu_measure, targets
-from mindtorch.profile.cost.about import estimate
 from mindtorch.profile.cost.cpu_measure import FEW, FRESH_BYTES, SIDE, Measured, measure
+from mindtorch.profile.cost.op_time import estimate
 from mindtorch.profile.cost.work import Work, work
 
 MB = 1 << 20

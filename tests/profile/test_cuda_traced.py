@@ -251,7 +251,7 @@ def test_C2_the_report_says_how_long_a_gpu_had_nothing_to_do(gpu: Pretended) -> 
     (finding,) = (entry for entry in report["findings"] if entry["id"] == "gpu-idle")
     assert finding["share"] == pytest.approx(report["gpu"]["idle_s"] / report["totals"]["time_s"])
     assert finding["share"] > 0.9
-    assert "the host is late with its 1 kernel" in finding["text"]
+    assert "the host launches its 1 kernel too late" in finding["text"]
     stage = sum(row[5] for row in profiler.stages["main"].rows) / 1e9
     # What comes before the tracer starts and after it stops is the stage's, too.
     assert 0.3 <= report["gpu"]["busy_s"] + report["gpu"]["idle_s"] <= stage + 1e-6

@@ -16,7 +16,7 @@ from mindtorch.base.ranks import merge
 from mindtorch.profile import Profiler
 from mindtorch.profile.cost import targets
 from mindtorch.profile.estimate.estimator import Estimator
-from mindtorch.profile.report import aligned
+from mindtorch.profile.report import matching
 from mindtorch.profile.report.conditions import Condition
 from mindtorch.profile.report.conditions import where as where_most
 from mindtorch.profile.report.difference import COUNTS, compare
@@ -242,7 +242,7 @@ def test_C5_any_two_programs_have_differences_that_sum_up(run: Run) -> None:
     for before, after in itertools.product(reports, reports):
         found = compared(before, after)
         assert changes_nothing(found) == (before is after)
-        pairs = aligned.modules(before["modules"], after["modules"])
+        pairs = matching.modules(before["modules"], after["modules"])
         assert len(set(pairs.values())) == len(pairs), "no module is two"
         assert set(pairs) <= {row["path"] for row in before["modules"]}
         assert set(pairs.values()) <= {row["path"] for row in after["modules"]}
@@ -266,21 +266,21 @@ def module(path: str, cls: str, flops: int = 0, params: int = 0) -> dict[str, An
 def test_C5_modules_that_change_places_keep_their_names() -> None:
     before = [module("Net", "Net"), module("Net.a", "Linear", 5), module("Net.b", "Linear", 7)]
     after = [before[0], before[2], before[1]]
-    assert aligned.modules(before, after) == {path: path for path in ("", "Net", "Net.a", "Net.b")}
+    assert matching.modules(before, after) == {path: path for path in ("", "Net", "Net.a", "Net.b")}
 
 
 def test_C5_many_siblings_are_matched_by_name() -> None:
     rows = [
         [module("Net", "Net"), *(module(f"Net.{i}", "Expert", i * factor) for i in range(600))] for factor in (1, 2)
     ]
-    found = aligned.modules(*rows)
+    found = matching.modules(*rows)
     assert found["Net.7"] == "Net.7" and len(found) == 602
 
 
 def test_C5_a_tree_deeper_than_pythons_stack() -> None:
     paths = list(itertools.accumulate(["Net"] + ["a"] * 3000, lambda above, name: f"{above}.{name}"))
     rows = [module(path, "Block") for path in paths]
-    assert aligned.modules(rows, rows) == {path: path for path in ["", *paths]}
+    assert matching.modules(rows, rows) == {path: path for path in ["", *paths]}
 
 
 def line(file: str, number: int, source: str, package: str = "") -> dict[str, Any]:
@@ -290,7 +290,7 @@ def line(file: str, number: int, source: str, package: str = "") -> dict[str, An
 def test_C5_files_are_matched_by_the_end_of_their_path() -> None:
     before = [line("/old/pkg/a/util.py", 3, "x"), line("/old/pkg/b/util.py", 3, "x")]
     after = [line("/new/pkg/b/util.py", 4, "x"), line("/new/pkg/a/util.py", 3, "x")]
-    found = aligned.lines(before, after)
+    found = matching.lines(before, after)
     assert found == {
         ("/old/pkg/a/util.py", 3): ("/new/pkg/a/util.py", 3),
         ("/old/pkg/b/util.py", 3): ("/new/pkg/b/util.py", 4),
@@ -300,9 +300,9 @@ def test_C5_files_are_matched_by_the_end_of_their_path() -> None:
 def test_C5_a_script_with_another_name_is_matched_by_its_lines() -> None:
     before = [line("/train.py", i, f"line {i}") for i in range(4)]
     after = [line("/small.py", i + 1, f"line {i}") for i in range(4)] + [line("/other.py", 1, "else")]
-    assert aligned.lines(before, after)["/train.py", 2] == ("/small.py", 3)
+    assert matching.lines(before, after)["/train.py", 2] == ("/small.py", 3)
     libraries = [[{**row, "package": "lib"} for row in rows] for rows in (before, after)]
-    assert aligned.lines(*libraries) == {}, "files of a library keep their names"
+    assert matching.lines(*libraries) == {}, "files of a library keep their names"
 
 
 # --------------------------------------------------------------------------------------------------------------- times
@@ -408,7 +408,7 @@ def test_C5_reports_of_different_kinds_are_refused(tmp_path: Path, alone: None) 
         (lambda report: {k: v for k, v in report.items() if k != "detail"}, "b.json: .* got one of an older genie"),
         (
             lambda report: {k: v for k, v in report.items() if k != "detail"} | {"rank": None, "ranks": [{}, {}]},
-            "b.json: expected the report of one rank, got that of all 2 in one",
+            "b.json: expected the report of one rank, got that of all 2 ranks in one",
         ),
     ],
 )
@@ -419,7 +419,7 @@ def test_C5_what_cannot_be_compared_is_refused(change: Callable[[Report], Any], 
 
 def test_C5_the_report_of_all_ranks_is_refused(measured: Report) -> None:
     merged = merge([{**measured, "rank": {"rank": i, "world_size": 2, "run": "x"}} for i in range(2)])
-    with pytest.raises(UsageError, match=r"all.json: expected the report of one rank, got that of all 2 in one"):
+    with pytest.raises(UsageError, match=r"all.json: expected the report of one rank, got that of all 2 ranks in one"):
         compare(merged, measured, ("all.json", "b.json"))
 
 

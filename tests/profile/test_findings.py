@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 from mindtorch.profile import Profiler
-from mindtorch.profile.cost import about, targets
+from mindtorch.profile.cost import op_time, targets
 from mindtorch.profile.estimate.estimator import Estimator
 from mindtorch.profile.report import time_findings
 
@@ -226,7 +226,7 @@ def test_C2_finding_device_reads() -> None:
     report = estimated(ask, True)
     row = the(report, "device-reads", "asks")
     target = targets.find("h100")
-    assert row["seconds"] == pytest.approx(4 * 16 * about.HOST_KERNEL * target.launch_s)
+    assert row["seconds"] == pytest.approx(4 * 16 * op_time.HOST_KERNEL * target.launch_s)
     assert "the device 16 × an iteration" in row["text"]
     assert "device-reads" not in ids(estimated(ask, False))
 
@@ -258,7 +258,7 @@ def test_C2_reads_before_training_and_after_it_are_not_its_iterations(steps: int
     assert report["steps"]["count"] == steps
     if steps > 1:
         assert row is not None and "the device 2 × an iteration" in row["text"]
-        launch = about.HOST_KERNEL * targets.find("h100").launch_s
+        launch = op_time.HOST_KERNEL * targets.find("h100").launch_s
         assert row["seconds"] == pytest.approx(steps * 2 * launch)
     else:  # its own, and the last of those before
         assert row is None or "the device 2 × an iteration" in row["text"]
@@ -280,7 +280,7 @@ def test_C2_an_iteration_that_reads_less_than_the_next_one_is_counted_as_it_is()
 
     row = next(row for row in estimated(program)["findings"] if row["id"] == "device-reads")
     assert "the device 10 × an iteration" in row["text"]
-    assert row["seconds"] == pytest.approx(20 * about.HOST_KERNEL * targets.find("h100").launch_s)
+    assert row["seconds"] == pytest.approx(20 * op_time.HOST_KERNEL * targets.find("h100").launch_s)
 
 
 def test_C4_the_device_does_not_wait_for_kernels_where_ops_run_on_the_host() -> None:

@@ -20,8 +20,8 @@ from tests.profile.test_findings import Slow, ids, measured, the
 pytestmark = pytest.mark.usefixtures("idle_machine")
 
 STARTING = (
-    "num_workers=0 if items are cheap to make: most of that time is until new workers return their first batch, "
-    "and until they have ended"
+    "num_workers=0 if items are cheap to make: most of that time goes into starting workers, up to their "
+    "first batch, and into ending them"
 )
 
 
@@ -86,7 +86,7 @@ def test_C2_finding_data_wait_of_workers_that_stay() -> None:
 
 
 @pytest.mark.parametrize(("starts", "wanted"), [
-    (10**10, "cheaper transforms, or batches that are indices into whole tensors; starting workers would take longer"),
+    (10**10, "cheaper transforms, or batches that index whole tensors; starting workers would take longer"),
     (0, "num_workers of the DataLoader: batches are made while the model computes; or cheaper transforms"),
 ])  # fmt: skip
 def test_C2_finding_data_wait_of_batches_that_are_there_sooner_than_workers(
@@ -113,7 +113,7 @@ def train(where: str) -> None:
 
 
 @pytest.mark.parametrize(("where", "wanted"), [
-    ("in", "the same on whole tensors, or once before the loop; "),
+    ("in", "the same work on whole tensors, or once before the loop; "),
     ("after", "fewer calls at that line, which is outside the iterations; "),
 ])  # fmt: skip
 def test_C2_finding_python_line_in_no_iteration(where: str, wanted: str) -> None:
@@ -133,7 +133,7 @@ def test_C2_finding_python_line_without_iterations() -> None:
     report = seen.report()
     row = the(report, "python-line")
     assert report["steps"]["count"] == 0
-    assert row["try"].startswith("the same on whole tensors, or outside any loop; ")
+    assert row["try"].startswith("the same work on whole tensors, or outside any loop; ")
 
 
 def test_C2_finding_python_line_in_a_library() -> None:

@@ -61,7 +61,7 @@ def test_C2_finding_optimizer_unfused_says_what_its_share_leaves_out() -> None:
     """24 % of the time were the phase's and the pattern's, 19 % the finding's: the rest made the state."""
     whole, later = (the(measured(learn, "cpu", torch.optim.Adam, 256, warmup=n), "optimizer-unfused", "learns",
                         file=_HERE)["text"] for n in (0, 1))  # fmt: skip
-    assert "Adam, without what makes its state or clips gradients: " in whole and "without" not in later
+    assert "Adam, without creating its state or clipping gradients: " in whole and "without" not in later
 
 
 def each_alone(device: str, fused: bool | None) -> None:

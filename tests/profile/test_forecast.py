@@ -10,7 +10,7 @@ import torch
 
 from mindtorch.profile import Profiler
 from mindtorch.profile.cost import targets, work
-from mindtorch.profile.cost.about import estimate
+from mindtorch.profile.cost.op_time import estimate
 from mindtorch.profile.estimate.estimator import Estimator
 from mindtorch.profile.report.forecast import Forecast
 from mindtorch.profile.report.rows import Row

@@ -317,7 +317,7 @@ def test_C8_a_pattern_that_fails_costs_its_own_row_alone(how, broken, monkeypatc
     assert sorted(patterns) == ["attention", "embedding", "feed-forward", "loss", "normalization", "optimizer update"]
     (said,) = [line for line in found["warnings"] if "pattern" in line]
     why = "ModuleNotFoundError: No module named 'failing'" if broken is None else "IndexError: nothing there"
-    assert said == f"the pattern failing was not looked for: {why}"
+    assert said == f"the search for the pattern failing failed: {why}"
 
 
 def test_L13_an_attribute_of_some_places_is_not_said_of_all() -> None:

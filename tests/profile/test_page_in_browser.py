@@ -85,7 +85,7 @@ def test_C2_page_says_that_the_machine_was_busy(trained, tmp_path, queued, told)
     report["totals"] |= {"queued_s": queued, "time_s": 10.0}
     write_html(report, profiler.recording(), tmp_path / "p.html")
     document, _ = shown(tmp_path / "p.html", tmp_path)
-    assert ("waited 1.10 s of the time (11.0 %) for a processor" in document) is told
+    assert ("for 1.10 s of the time (11.0 %), the program waited for a processor" in document) is told
 
 
 def test_C2_page_of_an_estimate_shows_its_memory_and_its_roofline(Net, tmp_path):

@@ -138,7 +138,7 @@ def test_C5_a_busy_processor_shows_in_the_header() -> None:
     report = profiler.report()
     assert report["totals"]["queued_s"] > 0
     report["totals"]["queued_s"], report["totals"]["time_s"] = 1.1, 10.0
-    assert "waited 1.10 s of the time above (11 %) for a processor" in _header(report)
+    assert "for 1.10 s of the time above (11 %), the program waited for a processor" in _header(report)
     report["totals"]["queued_s"] = 0.9
     assert "for a processor" not in _header(report)
 

@@ -133,7 +133,7 @@ def test_C2_html_is_the_page_and_a_notebook_shows_it_in_a_frame(profiled: Profil
     with mindtorch.profile() as p:
         assert p._repr_html_() is None
         for early in (p.html, lambda: p.time_s, lambda: p.save(tmp_path / "e.json"), p.to_pandas):
-            with pytest.raises(RuntimeError, match="the block to have ended"):
+            with pytest.raises(RuntimeError, match="a block that has ended"):
                 early()
 
 

@@ -146,7 +146,7 @@ def test_C2_iterations_are_those_of_one_of_the_threads_that_run_at_once() -> Non
 
     together = profiled(3, at_once=True)
     assert (together["count"], together["threads_aside"]) == (4, 2)
-    assert together["time_s"] is None and "steps 4 of one loop beside 2 other threads" in together["text"]
+    assert together["time_s"] is None and "steps 4 of one loop (2 other threads left out)" in together["text"]
     in_turn = profiled(3, at_once=False)
     assert (in_turn["count"], in_turn["threads_aside"]) == (12, 0) and in_turn["time_s"]["min"] > 0
     assert "steps 12, median" in in_turn["text"]

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mindtorch.profile.cost import about, factors, roofline, targets, work
+from mindtorch.profile.cost import factors, op_time, roofline, targets, work
 from mindtorch.profile.estimate.estimator import Estimator
 
 A100 = targets.find("a100")
@@ -99,7 +99,7 @@ def test_C4_device_and_host_run_side_by_side() -> None:
         for _ in range(1000):
             x = x * 2
 
-    host = 1001 * about.HOST_KERNEL * A100.launch_s
+    host = 1001 * op_time.HOST_KERNEL * A100.launch_s
     found = estimate(small)
     assert found["totals"]["about_s"] == pytest.approx(host, rel=0.02)
     assert found["totals"]["bound_s"] < host / 100  # a CUDA graph launches at once
@@ -156,7 +156,7 @@ def test_C4_small_streams_take_their_bytes_at_the_rate_of_large_ones() -> None:
     for chip in ("l4", "rtx4090", "a100", "h100", "b200", "v100"):
         target = targets.find(chip)
         small, large = (
-            about.estimate(work.Work(0, 0, n // 2, n // 2, "float32", "elementwise", "aten::add"), target).seconds
+            op_time.estimate(work.Work(0, 0, n // 2, n // 2, "float32", "elementwise", "aten::add"), target).seconds
             for n in (target.l2_bytes / 2, 2e10)
         )
         assert small - 2.1e-6 <= large * target.l2_bytes / 4e10 * 1.01
@@ -170,7 +170,7 @@ def test_C4_geforces_slower_matrix_units_are_fed_as_fast_and_come_nearer_to_thei
     ours, theirs = (factors.of(chip, "product", "half").values for chip in (rtx4090, l40s))
     assert ours["edge"] == pytest.approx(theirs["edge"] / 2, rel=0.03) and theirs["efficiency"] < ours["efficiency"]
     large = product(8192, 8192, 8192)
-    reached = [about.estimate(large, chip).least / about.estimate(large, chip).seconds for chip in (l40s, rtx4090)]
+    reached = [op_time.estimate(large, chip).least / op_time.estimate(large, chip).seconds for chip in (l40s, rtx4090)]
     assert reached[0] < reached[1] <= 1
     assert factors.of(targets.find("a6000"), "product", "half").values["efficiency"] < 1  # it has all of its units
 
@@ -198,9 +198,9 @@ def test_C4_intervals_of_chips_that_were_not_fitted_allow_for_another_source() -
 def test_C4_odd_rows_cost_slower_matrix_units_less() -> None:
     def factor(chip: str) -> float:
         even, odd = (product(4096, 4096, 4096, unaligned=odd) for odd in (False, True))
-        return about.estimate(odd, targets.find(chip)).seconds / about.estimate(even, targets.find(chip)).seconds
+        return op_time.estimate(odd, targets.find(chip)).seconds / op_time.estimate(even, targets.find(chip)).seconds
 
-    assert factor("a100") == factor("h100") == pytest.approx(about.UNALIGNED, rel=0.01)
+    assert factor("a100") == factor("h100") == pytest.approx(op_time.UNALIGNED, rel=0.01)
     assert [factor("rtx4090"), factor("rtx3090")] == pytest.approx([1.5, 1.5], rel=0.02)
 
 
@@ -232,21 +232,21 @@ def product(m: int, n: int, k: int, dtype: str = "bfloat16", count: int = 1, **m
 def test_C4_the_same_silicon_with_another_memory_computes_as_fast_and_streams_faster() -> None:
     h100, h200 = targets.find("h100"), targets.find("h200")
     large, few = product(8192, 8192, 8192), product(1, 16384, 16384)
-    assert about.estimate(large, h200).seconds == pytest.approx(about.estimate(large, h100).seconds, rel=0.03)
-    assert 1.25 < about.estimate(few, h100).seconds / about.estimate(few, h200).seconds < 4.8 / 3.35
+    assert op_time.estimate(large, h200).seconds == pytest.approx(op_time.estimate(large, h100).seconds, rel=0.03)
+    assert 1.25 < op_time.estimate(few, h100).seconds / op_time.estimate(few, h200).seconds < 4.8 / 3.35
 
 
 @pytest.mark.parametrize("chip", ["a100", "h100", "l40s", "b200"])
 def test_C4_a_linear_layer_takes_what_was_measured_of_linear_layers(chip) -> None:
     target = targets.find(chip)  # what was fitted are linear layers, whose weight lies turned
     for m, n, k in ((512, 4096, 4096), (8192, 8192, 8192), (3000, 12288, 2048)):
-        plain, layer = (about.estimate(product(m, n, k, turned=turned), target).seconds for turned in (False, True))
+        plain, layer = (op_time.estimate(product(m, n, k, turned=turned), target).seconds for turned in (False, True))
         assert layer == pytest.approx(plain, rel=0.02)
 
 
 def test_C4_few_columns_of_a_float32_batch_take_a_whole_tile() -> None:
     target = targets.find("a100-pcie-40gb")  # measured: 5.8 ms, of which the FLOPs alone would be 0.3 and the bytes 1.0
-    found = about.estimate(product(485, 7, 916, "float32", 882), target)
+    found = op_time.estimate(product(485, 7, 916, "float32", 882), target)
     assert found.seconds == pytest.approx(5.77e-3, rel=0.15) and found.least < 1.2e-3
 
 
@@ -255,7 +255,7 @@ def test_C4_the_doubt_of_a_call_goes_by_its_size() -> None:
     small, large = known.doubt(1e-6), known.doubt(1.0)
     assert large[1] < known.high < small[1]  # large ones are the same work again and again
     assert known.doubt(1.0) == known.sizes[-1][1:]
-    cost = about.estimate(product(64, 64, 64), A100)
+    cost = op_time.estimate(product(64, 64, 64), A100)
     assert (cost.low, cost.high) == factors.of(A100, "product", "half").doubt(cost.seconds)
 
 
@@ -288,15 +288,15 @@ def test_C4_the_interval_of_a_bfloat16_program_is_made_of_errors_in_bfloat16() -
 def test_C4_large_products_run_near_the_peak_and_few_rows_at_the_memorys_speed(chip, m, n, k, least, most) -> None:
     target = targets.find(chip)
     shape = work.Work(2 * m * n * k, 0, 2 * (m * k + n * k), 2 * m * n, "bfloat16", "matmul", product=(1, m, n, k))
-    cost = about.estimate(shape, target)
+    cost = op_time.estimate(shape, target)
     assert least < cost.least / cost.seconds <= most
     few = work.Work(2 * n * k, 0, 2 * (k + n * k), 2 * n, "bfloat16", "matmul", product=(1, 1, n, k))
-    assert 0.5 < 2 * n * k / target.memory_bandwidth / about.estimate(few, target).seconds < 1
+    assert 0.5 < 2 * n * k / target.memory_bandwidth / op_time.estimate(few, target).seconds < 1
 
 
 def test_C4_few_rows_in_float32_take_no_longer_than_as_many_products_of_one() -> None:
     target = targets.find("h100")
-    one, four, many = (about.estimate(product(rows, 768, 2304, "float32"), target).seconds for rows in (1, 4, 64))
+    one, four, many = (op_time.estimate(product(rows, 768, 2304, "float32"), target).seconds for rows in (1, 4, 64))
     streamed = 4 * 768 * 2304 / target.memory_bandwidth
     assert streamed < one < 12e-6 and one < four <= 4.1 * one and four <= many  # a tile of 768 alone takes 25 us
 
@@ -308,7 +308,7 @@ def test_C4_rows_that_begin_at_odd_addresses_are_slow_on_matrix_units() -> None:
             torch.empty(words, 768, dtype=dtype, device="meta"),
         )
         done = work.work(torch.ops.aten.mm.default, (a, b), {}, torch.empty(16384, 768, dtype=dtype, device="meta"))
-        return about.estimate(done, A100).seconds
+        return op_time.estimate(done, A100).seconds
 
     assert seconds(50257) > 2 * seconds(50304)
     assert seconds(50258) == pytest.approx(seconds(50304), rel=0.1)
@@ -349,7 +349,7 @@ def test_C4_odd_rows_of_either_operand_count(dtype: torch.dtype, shape: tuple, s
 def sustained(chip: targets.Target) -> float:
     """The share of the matrix units' peak that a program gets in large products of 16-bit numbers."""
     large = product(8192, 8192, 8192)
-    return large.flops / about.estimate(large, chip, among="training").seconds / chip.rate("bfloat16", True)  # type: ignore[operator]
+    return large.flops / op_time.estimate(large, chip, among="training").seconds / chip.rate("bfloat16", True)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(("chip", "joules"), [("a100", 1.6e-12), ("h100", 1.6e-12 * 0.67), ("b200", 1.6e-12 * 0.55)])
@@ -360,22 +360,22 @@ def test_C4_products_of_a_program_in_16_bits_take_what_the_boards_power_gives(ch
     half = dataclasses.replace(target, power_w=target.power_w / 2)
     assert sustained(half) == pytest.approx(share / 2)
     large = product(8192, 8192, 8192)
-    assert about.estimate(large, target).seconds < about.estimate(large, target, among="inference").seconds
+    assert op_time.estimate(large, target).seconds < op_time.estimate(large, target, among="inference").seconds
     tf32 = [
-        about.estimate(product(8192, 8192, 8192, "float32"), target, 0, about.Precision(True), kind)
+        op_time.estimate(product(8192, 8192, 8192, "float32"), target, 0, op_time.Precision(True), kind)
         for kind in ("", "training")
     ]
     assert tf32[1].seconds == pytest.approx(2 * 8192**3 / (target.rate("tf32", True) * share))
     assert tf32[1].seconds > tf32[0].seconds
     small = product(8192, 512, 64)  # limited by memory
-    assert about.estimate(small, target).seconds == about.estimate(small, target, among="training").seconds
+    assert op_time.estimate(small, target).seconds == op_time.estimate(small, target, among="training").seconds
 
 
 @pytest.mark.parametrize("chip", ["l40s", "rtx4090", "a6000"])
 def test_C4_a_board_that_sustains_its_products_computes_them_as_fast_in_a_program(chip: str) -> None:
     target, large = targets.find(chip), product(8192, 8192, 8192)
-    assert about.estimate(large, target, among="training").seconds == about.estimate(large, target).seconds
-    assert about.program(target, "half").high == pytest.approx(math.hypot(0.1, 0.1))
+    assert op_time.estimate(large, target, among="training").seconds == op_time.estimate(large, target).seconds
+    assert op_time.program(target, "half").high == pytest.approx(math.hypot(0.1, 0.1))
 
 
 def attention(name: str, length: int, size: int = 128) -> work.Work:
@@ -391,10 +391,10 @@ def test_C4_torchs_attention_on_hopper_is_flashattention_2(length: int, publishe
     """As "FlashAttention-3" (2024) has it, figure 5, in TFLOP/s; cuDNN's is nearly twice as fast."""
     h100, a100 = targets.find("h100"), targets.find("a100")
     flash, cudnn = (attention(f"aten::_scaled_dot_product_{kind}_attention", length) for kind in ("flash", "cudnn"))
-    times = [about.estimate(each, h100).seconds for each in (flash, cudnn)]
+    times = [op_time.estimate(each, h100).seconds for each in (flash, cudnn)]
     assert flash.flops / 2 / times[0] / 1e12 == pytest.approx(published, rel=0.06)  # type: ignore[operator]
     assert length < 4096 or times[0] > 1.4 * times[1]
-    assert about.estimate(flash, a100).seconds == about.estimate(cudnn, a100).seconds
-    assert "h100" in about.source(flash, h100) and about.source(flash, h100) == about.source(cudnn, h100)
+    assert op_time.estimate(flash, a100).seconds == op_time.estimate(cudnn, a100).seconds
+    assert "h100" in op_time.source(flash, h100) and op_time.source(flash, h100) == op_time.source(cudnn, h100)
     backward = attention("aten::_scaled_dot_product_flash_attention_backward", length)
-    assert about.estimate(backward, h100).seconds == pytest.approx(2.8 * times[0])
+    assert op_time.estimate(backward, h100).seconds == pytest.approx(2.8 * times[0])

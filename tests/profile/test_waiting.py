@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from mindtorch.base import loading
+from mindtorch.base import import_hooks
 from mindtorch.profile import Profiler
 from mindtorch.profile.measure import waiting
 from mindtorch.profile.measure.imports import ImportWatch
@@ -167,15 +167,15 @@ def test_L1_finders_that_ask_all_others_do_not_ask_each_other_for_ever(tmp_path,
     (tmp_path / "waited_for.py").write_text("there = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     seen: list[object] = []
-    loading.when_loaded("waited_for", seen.append)
+    import_hooks.when_loaded("waited_for", seen.append)
     with ImportWatch(lambda *said: None, lambda *said: None) as watch:
         import waited_for
     assert seen == [waited_for] and list(watch.found) == ["waited_for"]
-    assert not loading._asking.now
+    assert not import_hooks._asking.now
     with pytest.raises(ModuleNotFoundError), ImportWatch(lambda *said: None, lambda *said: None):
-        loading.when_loaded("never_there", seen.append)
+        import_hooks.when_loaded("never_there", seen.append)
         importlib.import_module("never_there")
-    assert not loading._asking.now
+    assert not import_hooks._asking.now
 
 
 LIBRARY = """

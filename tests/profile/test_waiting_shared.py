@@ -45,7 +45,7 @@ def test_C2_what_a_thread_was_at_is_taken_from_the_wait_for_it_alone():
 
 
 def test_C2_a_thread_that_is_at_no_line_of_the_programs_is_waited_for():
-    """Its time was "(no line of the program's)"."""
+    """Its time was "(no line of the program)"."""
     with Profiler() as seen:
         nn.Linear(2, 2)(torch.ones(1, 2))
         thread = threading.Thread(target=time.sleep, args=(REST,))

@@ -1,7 +1,8 @@
-"""Calls with contents and sizes that are wrong, in children that may die of them.
+"""Calls operators with wrong contents and sizes, in child processes that may die.
 
-``python hostile_calls.py [--without-looking] [--each N] [NAME …]``: of the operators whose kernels do not look (or of
-those with these in their names), good calls, each changed in one place, in up to N ways. Prints which died.
+``python hostile_calls.py [--without-looking] [--each N] [NAME …]``: for operators whose kernels do not check their
+arguments (or those with NAME in their names), changes valid calls in one place each, in up to N ways. Prints the calls
+that ended their process.
 """
 
 from __future__ import annotations

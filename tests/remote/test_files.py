@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import mindtorch
-from mindtorch.base import mapped
+from mindtorch.base import mapped_memory
 from mindtorch.engine.remote.client import RemoteExecutor
-from mindtorch.engine.remote.contents import digest_of
 from mindtorch.engine.remote.progress import Progress, Waiting
+from mindtorch.engine.remote.sent_contents import digest_of
 from mindtorch.engine.remote.wire import dumps, loads
 
 from ..executors import greeted
@@ -111,8 +111,8 @@ def test_R3_a_worker_tells_nothing_of_other_files(tmp_path: Path, file: str) -> 
 
 
 def test_R2_memory_of_no_file_is_none() -> None:
-    assert mapped.mapped(torch.ones(1 << 20).data_ptr(), 4 << 20) is None
-    assert mapped.mapped(0, 4) is None
+    assert mapped_memory.mapped(torch.ones(1 << 20).data_ptr(), 4 << 20) is None
+    assert mapped_memory.mapped(0, 4) is None
 
 
 def test_R2_what_takes_long_to_cross_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_R2_what_takes_long_to_cross_is_shown(monkeypatch: pytest.MonkeyPatch) -
         moved += 8 << 20
         progress.see(moved)
     lines = shown.getvalue().split("\r\x1b[K")
-    assert 5 < len(lines) < 15 and lines[1] == "92 MB between here and the worker, 84 MB/s"
+    assert 5 < len(lines) < 15 and lines[1] == "92 MB to and from the worker, 84 MB/s"
     now[0] += 0.1
     progress.see(moved + 100)  # something short: the line goes
     assert shown.getvalue().endswith("MB/s\r\x1b[K")

@@ -10,8 +10,8 @@ import torch
 
 from mindtorch.base.errors import MaterializationError
 from mindtorch.engine.remote import progress, uploads
-from mindtorch.engine.remote.contents import Contents, digest_of
 from mindtorch.engine.remote.progress import Progress, Waiting
+from mindtorch.engine.remote.sent_contents import Contents, digest_of
 
 
 class Executor:
@@ -127,11 +127,11 @@ def test_R2_a_crossing_is_shown_after_a_second_five_times_a_second(
     for _ in range(60):
         moved += 1 << 20
         crossing.see(moved)
-        lines.append(shown.getvalue().count("between"))
+        lines.append(shown.getvalue().count("to and from"))
         clock[0] += 0.0625
     # 17 sixteenths of a second are more than one; four more are more than a fifth.
     assert [k for k in range(1, 60) if lines[k] > lines[k - 1]] == list(range(17, 60, 4))
-    assert "18 MB between here and the worker, 17 MB/s" in shown.getvalue()
+    assert "18 MB to and from the worker, 17 MB/s" in shown.getvalue()
     clock[0] += 1.0
     moved += 1 << 20
     crossing.see(moved)  # after a pause, it is another one

@@ -1,12 +1,12 @@
-"""PyTorch's own tests, on a recording device, beside the CPU's result for the same test.
+"""Runs PyTorch's own tests on a recording device, and compares each with the same test on the CPU.
 
     python tests/torch_suite/run.py FOLDER [test_view_ops test_torch …] [--kind plain] [--only PATTERN]
 
 FOLDER has PyTorch's ``test/test_*.py`` (of the version in use, or copies adapted for another accelerator) with the
-helpers that they import. None of those files is here. Device-generic tests run with the recording device in the CPU's
-place and with the CPU's expectations (``--kind device``); all others with it as the default device (``--kind plain``).
-A test that crashes or hangs takes only its own process with it. ``not_applicable.toml`` has the tests that cannot
-apply, and why.
+helpers that they import; none of those files is in this repository. Device-generic tests run with the recording
+device instead of the CPU and with the CPU's expectations (``--kind device``); all others run with it as the default
+device (``--kind plain``). A test that crashes or hangs ends only its own process. ``not_applicable.toml`` lists the
+tests that cannot apply, and why.
 """
 
 from __future__ import annotations
@@ -199,16 +199,20 @@ def run_file(file: Path, options: argparse.Namespace) -> tuple[Counter[str], lis
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("files", nargs="*", help="names of test files, without .py (all)")
+    parser.add_argument("files", nargs="*", help="names of test files, without .py (default: all)")
     parser.add_argument("--kind", choices=("device", "plain"), default="device")
-    parser.add_argument("--only", default="*", metavar="PATTERN", help="tests, as Class.test, with wildcards")
-    parser.add_argument("--timeout", type=float, default=100, help="seconds a test may take (%(default)s)")
-    parser.add_argument("--results", type=Path, help="keep outcomes in this folder, and take those that are there")
-    parser.add_argument("--again", action="store_true", help="run on the device again; take the CPU's only")
-    parser.add_argument("--reasons", type=Path, default=REASONS, help="tests that cannot apply, and why")
-    parser.add_argument("--part", type=int, default=1, help="which of --parts equal parts of each file")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="tests to run, as Class.test, with wildcards")
+    parser.add_argument(
+        "--timeout", type=float, default=100, help="longest time of a test, in seconds (default: %(default)s)"
+    )
+    parser.add_argument("--results", type=Path, help="keep outcomes in this folder, and reuse those already there")
+    parser.add_argument(
+        "--again", action="store_true", help="run on the device again; reuse only the outcomes of the CPU"
+    )
+    parser.add_argument("--reasons", type=Path, default=REASONS, help="file of tests that cannot apply, and why")
+    parser.add_argument("--part", type=int, default=1, help="which of the --parts equal parts of each file to run")
     parser.add_argument("--parts", type=int, default=1)
-    parser.add_argument("--quiet", action="store_true", help="the table only, not what differs")
+    parser.add_argument("--quiet", action="store_true", help="print only the table, not the differences")
     options = parser.parse_intermixed_args(arguments)
     options.folder = options.folder.resolve()
     files = [options.folder / f"{name}.py" for name in options.files] or sorted(options.folder.glob("test_*.py"))

@@ -19,7 +19,7 @@ import torch
 
 from ...base import VERSION, hardware
 from ...base.storage_memory import memory_of
-from ..execute import ambient, between
+from ..execute import ambient, around_segments
 from ..remote import functions
 from ..remote.definitions import definition
 from ..remote.wire import WireError, dumps
@@ -65,7 +65,7 @@ class Names:
     def of(self, storage: torch.UntypedStorage) -> bytes:
         """That of the storage's bytes, hashed where nobody knows them."""
         found = getattr(storage, "_genie_name", None)
-        lent = between.is_lent(storage)
+        lent = around_segments.is_lent(storage)
         if found is not None and found[0] is self and not lent:
             return found[1]  # type: ignore[no-any-return]
         name = hashlib.sha256(memory_of(storage)).digest()
@@ -209,5 +209,5 @@ def why_not(name: str) -> str:
     packet = getattr(torch.ops.aten, rest, None)
     overloads = packet.overloads() if isinstance(packet, torch._ops.OpOverloadPacket) else ()
     if any(torch.Tag.nondeterministic_bitwise in getattr(packet, each).tags for each in overloads):
-        return f"{name} may give different bits each time"
+        return f"{name} may give different results each time"
     return ""

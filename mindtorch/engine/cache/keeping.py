@@ -10,7 +10,7 @@ import torch
 from ..._ext.encoder import Encoded, encode
 from ...base.errors import UsageError
 from ...base.strides import contiguous, extent
-from ..execute import between, triggers, values
+from ..execute import around_segments, triggers, values
 from ..execute.local import LocalExecutor
 from ..execute.wrapping import WrappingExecutor
 from ..record.arguments import quiet
@@ -29,13 +29,14 @@ _MOST = 1 << 30
 def cache(folder: str | os.PathLike[str] | None = None, *, max_bytes: int = _MOST) -> Cache:
     """Within ``with mindtorch.cache():``, segments that ran on ``remote_accelerator`` before are not computed again.
 
-    folder: where values are kept, for other processes and later runs, too; None: in memory, as long as the object
-    exists. max_bytes: most that is kept; the least recently used values go first.
+    folder: where values are kept, also for other processes and later runs; None: in memory, as long as the object
+    exists. max_bytes: largest size of the cache; the least recently used values are removed first.
 
-    A segment gets kept values if its operations, inputs (by their bits), settings, torch's build and the processor
-    equal those of one that ran before; the values are eager's, bit for bit, and generators advance as if it had run. A
-    segment that may give different results another time runs as usual, and ``mindtorch.stats()["not_cacheable"]`` says
-    why. UsageError if max_bytes is not above 0 or the folder cannot be used.
+    A segment gets values from the cache if its operations, inputs (by their bits), settings, torch's build and the
+    processor equal those of one that ran before; the values are eager's, bit for bit, and generators advance as if it
+    had run. A segment that may give different results another time runs as usual, and
+    ``mindtorch.stats()["not_cacheable"]`` says why. UsageError if max_bytes is not above 0 or the folder cannot be
+    used.
     """
     return Cache(folder, max_bytes=max_bytes)
 
@@ -48,7 +49,7 @@ class Cache:
             raise UsageError(f"[cache] expected a number of bytes above 0, got {max_bytes!r}")
         self._shelf: Shelf = Memory(max_bytes) if folder is None else Folder(folder, max_bytes)
         self._names = Names()
-        self._outside: list[between.Keeper | None] = []
+        self._outside: list[around_segments.Keeper | None] = []
 
     @property
     def nbytes(self) -> int:
@@ -64,15 +65,15 @@ class Cache:
         with values.lock:
             if not self._outside:
                 self._names = Names()  # what was written meanwhile nobody has told
-            self._outside.append(between.keeper)
-            between.keeper = self
+            self._outside.append(around_segments.keeper)
+            around_segments.keeper = self
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         with values.lock:
-            between.keeper = self._outside.pop()
+            around_segments.keeper = self._outside.pop()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.nbytes:,} of {self._shelf.most:,} bytes>"
@@ -101,7 +102,7 @@ class Cache:
             return
         entry = self._shelf.get(name)
         if entry is not None and self._settle(runs, segment, encoded, name, entry):
-            between.counts["cache_hits"] += 1
+            around_segments.counts["cache_hits"] += 1
         else:
             self._keep(executor, runs, segment, encoded, structure, name)
 
@@ -147,7 +148,7 @@ class Cache:
         self._run(executor, segment, encoded)
         own = [wanted[slot] for slot in slots]
         if not all(isinstance(value, torch.Tensor) for value in own):
-            _refuse("its executor does not run it in one piece")
+            _refuse("its executor runs it in parts")
             return
         memory = {value.untyped_storage()._cdata for value in own}
         if len(memory) < len(own) or not memory.isdisjoint(v.untyped_storage()._cdata for v, _root in encoded.given):
@@ -163,7 +164,7 @@ class Cache:
             copies = [runs.copied_storage(value) for value in own]
             written = {place: runs.copied_storage(value) for place, value in given.items()}
         self._shelf.put(name, Entry(copies, written, {index: runs.states[index].clone() for index in structure.draws}))
-        between.counts["cache_misses"] += 1
+        around_segments.counts["cache_misses"] += 1
 
     def _name(self, name: bytes, encoded: Encoded, own: list[torch.Tensor]) -> None:
         for place, value in enumerate(own):
@@ -172,7 +173,7 @@ class Cache:
 
 
 def _refuse(reason: str) -> None:
-    between.refused[reason] = between.refused.get(reason, 0) + 1
+    around_segments.refused[reason] = around_segments.refused.get(reason, 0) + 1
 
 
 def _written(encoded: Encoded) -> list[int]:

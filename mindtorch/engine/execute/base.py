@@ -15,9 +15,9 @@ from .machine import Machine, this_machine
 class Executor(ABC):
     """Keeps the values of lazy tensors and runs what was recorded on them.
 
-    A plain torch.Tensor represents each value, with its dtype, sizes, strides and offset; two share storage if the
-    values do. In this process it may be the value itself; for a remote executor it is a tensor on the meta device: when
-    its storage is freed, nothing refers to the remote memory any more.
+    A plain torch.Tensor represents each value, with its dtype, sizes, strides and offset; two of them share storage if
+    their values do. In this process, the tensor may be the value itself. For a remote executor, it is a tensor on the
+    meta device; when its storage is freed, nothing refers to the remote memory any more.
     """
 
     #: Where plain tensors that take part in the program's calls are put: the CPU, or a CUDA device of this process.
@@ -57,10 +57,10 @@ class Executor(ABC):
 
     @abstractmethod
     def adopt(self, tensors: Sequence[torch.Tensor], index: int = 0) -> list[torch.Tensor]:
-        """Take over plain tensors on ``device`` as values, which share storage as the tensors do.
+        """Take over plain tensors on ``device`` as values; the values share storage as the tensors do.
 
-        index: of the remote_accelerator that will use them. Callers neither write to the tensors afterwards nor keep
-        them.
+        index: index of the remote_accelerator that will use them. Callers must not write to the tensors afterwards, nor
+        keep them.
         """
 
     @abstractmethod
@@ -77,7 +77,7 @@ class Executor(ABC):
         """A copy of the whole storage of a value, as bytes."""
 
     def machine(self, index: int = 0) -> Machine:
-        """What ``remote_accelerator:index`` is: a name, the machine's, and the memory there now."""
+        """A description of ``remote_accelerator:index``: its name, its machine, and the memory there now."""
         return this_machine(self.device)
 
     def move(self, value: torch.Tensor, index: int) -> torch.Tensor:
@@ -118,7 +118,9 @@ class Executor(ABC):
 
     @abstractmethod
     def generators(self) -> tuple[int | None, dict[int, torch.Tensor]]:
-        """(the seed that generators start from, None if none was set; the states of those that were used)."""
+        """The seed that generators start from (None if none was set), and the states of the generators that were
+        used.
+        """
 
     @abstractmethod
     def set_generators(self, seed: int | None, states: dict[int, torch.Tensor]) -> None:

@@ -10,7 +10,7 @@ from ..._ext import shortcuts as _shortcuts
 from ...base import torch_facts
 from .. import passes
 from ..record import eager
-from . import between, triggers, values
+from . import around_segments, triggers, values
 
 more: dict[str, dict[str, int]] = {}  # what layers above count: name of the count -> op -> calls
 _zero: dict[str, Any] = {}
@@ -27,7 +27,7 @@ def _totals() -> dict[str, Any]:
         "recorded_whole": whole,
         "recorded_at_dispatch": dispatched,
         "segments": triggers.segments,
-        **between.counts,
+        **around_segments.counts,
     }
 
 
@@ -37,7 +37,7 @@ def _by_key() -> dict[str, dict[str, int]]:
         "triggers": triggers.reasons,
         "trigger_lines": triggers.lines(),
         "fallbacks": eager.fallback_counts,
-        "not_cacheable": between.refused,
+        "not_cacheable": around_segments.refused,
         "passes": changed,
         "bytes_saved": saved,
         **more,
@@ -49,19 +49,17 @@ def stats() -> dict[str, Any]:
 
     ``ops_recorded``, ``ops_executed``, ``ops_dropped`` (never run: nothing could read the result), ``ops_fallback``
     (run eagerly because they cannot be recorded; ``fallbacks``: op → calls), ``recorded_whole`` /
-    ``recorded_at_dispatch`` (level of interception), ``segments`` (materializations that ran something),
-    ``triggers`` (reason → count; a reason is the method that read, or the op that could not wait), ``trigger_lines``
+    ``recorded_at_dispatch`` (level of interception), ``segments`` (materializations that ran something), ``triggers``
+    (reason → count; a reason is the method that read, or the op that could not be recorded), ``trigger_lines``
     (``file:line`` of the program → count; beyond 1,000 places ``(other lines)``), ``passes`` (pass of the optimization
-    engine → calls that it changed), ``bytes_saved`` (pass → bytes that it kept from being allocated),
+    engine → calls that it changed), ``bytes_saved`` (pass → bytes that were not allocated because of it),
     ``npu_native`` / ``npu_staged`` (op → calls on NPU tensors that the NPU ran itself / that went through the CPU),
-    ``cache_hits`` / ``cache_misses`` (segments whose values a `mindtorch.cache` had / whose values it computed and
-    kept),
-    ``not_cacheable`` (why others were not kept → segments). Current state: ``cache_bytes`` (bytes that the cache in use
-    holds), ``ops_pending``, ``values`` (live values), ``bytes_held`` (every table of the engine, in bytes; not the
-    user's tensors),
-    ``bytes_per_op`` (``bytes_held`` per pending op),
-    ``record_bytes`` (size of one record), ``torch_lost`` (names inside torch that the installed release lacks → the
-    consequence; empty on releases that mindtorch knows).
+    ``cache_hits`` / ``cache_misses`` (segments whose values were in a `mindtorch.cache` / were computed and kept
+    there), ``not_cacheable`` (reason why values were not kept → segments). Current state: ``cache_bytes`` (bytes that
+    the cache in use holds), ``ops_pending``, ``values`` (live values), ``bytes_held`` (every table of the engine, in
+    bytes; not the user's tensors), ``bytes_per_op`` (``bytes_held`` per pending op), ``record_bytes`` (size of one
+    record), ``torch_lost`` (names inside torch that the installed release lacks → the consequence; empty on releases
+    that mindtorch knows).
     """
     now = _totals()
     out = {k: v - _zero.get(k, 0) for k, v in now.items()}
@@ -71,7 +69,7 @@ def stats() -> dict[str, Any]:
     c = values.tape.counters()
     held = c["bytes_held"] + _context.table_bytes() + _shortcuts.remembered()[1]
     out.update(
-        cache_bytes=0 if between.keeper is None else between.keeper.nbytes,
+        cache_bytes=0 if around_segments.keeper is None else around_segments.keeper.nbytes,
         ops_pending=c["pending"],
         values=c["values"],
         bytes_held=held,
@@ -83,7 +81,7 @@ def stats() -> dict[str, Any]:
 
 
 def reset_stats() -> None:
-    """Count from here. State (pending ops, bytes) is not touched."""
+    """Start counting from 0. State (pending ops, bytes) stays."""
     triggers.forget_places()
     _zero.clear()
     _zero.update(_totals())

@@ -15,7 +15,7 @@ from ..._ext import lazy as _core
 from ..._ext.guards import Drawing
 from ...base.errors import MaterializationError, UsageError
 from ...base.strides import contiguous
-from ...base.warned import without_what_was_said
+from ...base.torch_warnings import without_what_was_said
 from .. import passes
 from ..record.predict import quiet
 from . import cuda, triggers
@@ -82,7 +82,7 @@ class LocalExecutor(Executor):
 
     @property
     def states(self) -> dict[int, torch.Tensor]:
-        """States of the generators by index; what is new begins as its seed says."""
+        """States of the generators by index; new ones start from the seed."""
         return self._states
 
     # ---- random numbers ----------------------------------------------------------------------------------------------

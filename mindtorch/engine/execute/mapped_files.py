@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...base import mapped
+from ...base import mapped_memory
 from ..record.arguments import is_dense
 
 __all__ = ["file_of", "note_file"]
@@ -17,7 +17,7 @@ def note_file(copy: torch.Tensor, of: torch.Tensor) -> None:
     """If a large tensor is mapped from a file, let `file_of` know it of the storage of a copy."""
     if of.device.type != "cpu" or of.nbytes < _LEAST or not is_dense(tuple(of.shape), of.stride()):
         return
-    file = mapped.mapped(of.data_ptr(), of.nbytes)
+    file = mapped_memory.mapped(of.data_ptr(), of.nbytes)
     if file is not None:
         setattr(copy.untyped_storage(), _MARK, file)
 

@@ -30,13 +30,13 @@ from ..._ext import shortcuts as _shortcuts
 from ..._ext import view_chains as _view_chains
 from ..._ext.guards import NoGrad, Unseen
 from ...base import config, torch_facts
-from ...base.warned import listen
+from ...base.torch_warnings import listen
 from ...devices.lazy_device import BELOW, DEVICE_TYPE, device_at, index_of, torch_device  # noqa: F401
 from ...devices.places import BY_TYPE, RECORDED, where
-from ..record import eager, handlers, inside, intercept, meta, predict
+from ..record import eager, handlers, intercept, meta, predict, unwrapping
 from ..tensor import classes, queues
 from ..tensor.recorded import RecordedTensor, answered_by, formatted, show
-from . import between, values
+from . import around_segments, values
 from .mapped_files import note_file
 
 _base = torch._C.TensorBase
@@ -57,7 +57,7 @@ class LazyTensor(RecordedTensor):
         value = _core.value(self._handle)
         if value is None:
             return None
-        between.lend([value], "concrete_value")
+        around_segments.lend([value], "concrete_value")
         return values.executor().fetch([value])[0]
 
     def materialize(self) -> torch.Tensor:
@@ -270,7 +270,7 @@ class _ToPlain(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
         ctx.set_materialize_grads(False)  # as torch's own moves: what is undefined stays that
-        ctx.index, ctx.reason = inside.index_inside(inputs[0]), inputs[1]
+        ctx.index, ctx.reason = unwrapping.index_inside(inputs[0]), inputs[1]
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor | None) -> Any:  # type: ignore[override]
@@ -299,7 +299,7 @@ class _FromPlain(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: LazyTensor | None) -> Any:  # type: ignore[override]
-        if grad is not None and (_core.get_handle(grad) is not None or inside.wrapped(grad)):
+        if grad is not None and (_core.get_handle(grad) is not None or unwrapping.wrapped(grad)):
             return to_plain(grad, ctx.device, "backward"), None
         return None if grad is None else grad.to(ctx.device), None  # made by torch
 
@@ -325,15 +325,15 @@ def _upload(t: torch.Tensor, index: int) -> Any:
 
 def _has_rules(t: torch.Tensor) -> bool:
     """May there be a gradient or a tangent, or is it what a transform made?"""
-    return (t.requires_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0 or inside.wrapped(t)
+    return (t.requires_grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0 or unwrapping.wrapped(t)
 
 
 def from_plain(t: torch.Tensor, index: int) -> Any:
     """A lazy tensor with a copy of plain tensor ``t``; differentiable."""
-    if (below := inside.below(t)) is not None:
+    if (below := unwrapping.below(t)) is not None:
         return below(lambda t: from_plain(t, index), t)
     made = _FromPlain.apply(t, index) if _has_rules(t) else _upload(t, index)
-    return inside.traced(made) if _dispatch_modes() else made
+    return unwrapping.traced(made) if _dispatch_modes() else made
 
 
 def to_plain(
@@ -348,7 +348,7 @@ def to_plain(
     if torch.device(device).type == "meta":
         out = meta.relocate(t, device)
         return out if dtype is None else out.to(dtype)
-    if (below := inside.below(t)) is not None:
+    if (below := unwrapping.below(t)) is not None:
         return below(lambda t: to_plain(t, device, reason, dtype, non_blocking, memory_format), t)
     if _has_rules(t):
         out = _ToPlain.apply(t, reason)
@@ -404,7 +404,7 @@ def _install() -> None:
         _wrappers.start(values.tape, _FastLazyTensor, dataless, offset)
         atexit.register(_wrappers.keep, False)
     elif not laid_out:
-        torch_facts.lost["the layout of tensors"] = "each recorded tensor is made anew, which takes twice as long"
+        torch_facts.lost["the layout of tensors"] = "each recorded tensor is a new object, which takes twice as long"
     _attributes.init(torch, DeviceContext, device_at)
     eager.set_runtime(values)
     for func, handler in handlers.table().items():

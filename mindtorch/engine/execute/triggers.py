@@ -11,7 +11,7 @@ from ..._ext import context as _context
 from ..._ext import lazy as _core
 from ..._ext.signals import error_of_handler
 from ...base.errors import MaterializationError
-from . import between
+from . import around_segments
 
 MAX_PLACES = 1000  # distinct places in the program that are told apart
 OTHER_PLACES = -1
@@ -28,7 +28,7 @@ def run(tape: Any, executor: Any, segment: Any, reason: str) -> None:
     """Hand a segment to the executor. What it does not get to stays pending, whatever is raised."""
     try:
         note(reason)
-        between.submit(executor, segment, reason)
+        around_segments.submit(executor, segment, reason)
     except MaterializationError:
         raise
     except Exception as error:

@@ -18,7 +18,7 @@ from ..._ext.guards import Quiet
 from ...base import config
 from ...base.errors import LazyTensorError, MaterializationError, SessionLost, UsageError
 from ..record import meta
-from . import between, triggers
+from . import around_segments, triggers
 from .base import Executor
 from .pace import Pace
 
@@ -84,7 +84,7 @@ def asked_for() -> bool:
 
 
 def get_executor() -> Executor:
-    """The current executor: the one that was set, else that of ``GENIE_EXECUTOR``."""
+    """The current executor: the one that was set, else the one that ``GENIE_EXECUTOR`` names."""
     with lock:
         return executor()
 
@@ -174,7 +174,7 @@ def materialize(
         values = [_core.value(handle) for handle in handles]
         if any(value is None for value in values):
             raise MaterializationError("no segment has computed this value")
-        between.lend(values, reason)
+        around_segments.lend(values, reason)
     return values
 
 

@@ -268,7 +268,7 @@ class Layout:
 
     def _tensors(self, value: Any) -> None:
         if not isinstance(value, (list, tuple)) or not all(isinstance(each, Input) for each in value):
-            raise Unsuited("no list of tensors")
+            raise Unsuited("not a list of tensors")
         at = self._put(bytes(8 * len(value)))
         for k, each in enumerate(value):
             self.patches.append((HOLDS, at + 8 * k, int(each)))

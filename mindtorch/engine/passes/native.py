@@ -213,7 +213,7 @@ def _copied(tensors: tuple[torch.Tensor, ...], which: Sequence[int]) -> tuple[to
 def _results(given: Any) -> list[torch.Tensor]:
     results = [given] if isinstance(given, torch.Tensor) else list(given)
     if not all(isinstance(each, torch.Tensor) for each in results):
-        raise Unsuited("results that are no tensors")
+        raise Unsuited("results that are not tensors")
     return results
 
 

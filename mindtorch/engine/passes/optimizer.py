@@ -31,7 +31,7 @@ def known_passes() -> tuple[Pass, ...]:
 
     An entry point that gives none is warned of and left out.
     """
-    from .common import CommonSubexpressions
+    from .common_subexpressions import CommonSubexpressions
     from .direct import DirectCalls
     from .in_place import InPlace
     from .native import NativeCalls

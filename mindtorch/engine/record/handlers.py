@@ -25,7 +25,7 @@ from ...devices import mode
 from ...devices.lazy_device import place_of
 from ...devices.places import RECORDED, where
 from ..tensor.recorded import ATTRIBUTES, RecordedTensor
-from . import eager, inside, predict, sequences
+from . import eager, predict, sequences, unwrapping
 from .arguments import tensors_in
 from .meta import as_meta, value_of
 from .placed import on_named_device
@@ -200,9 +200,9 @@ def lazy_gradient(target: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
         return eager.labelled(found, index)
     if found.requires_grad or found.is_nested:
         return found
-    if inside.in_older_vmap(found):
-        return inside.below_older_vmap(lambda t: lazy_gradient(target, t), found)
-    if inside.wrapped(found):
+    if unwrapping.in_older_vmap(found):
+        return unwrapping.below_older_vmap(lambda t: lazy_gradient(target, t), found)
+    if unwrapping.wrapped(found):
         return found
     return eager.held(found, index, True)
 

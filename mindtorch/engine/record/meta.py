@@ -72,14 +72,14 @@ class MetaStorage:
         self._handle = t._handle
 
     def nbytes(self) -> int:
-        """In an estimate, those of the storage; elsewhere from its start to the tensor's last element."""
+        """In an estimate, the bytes of the storage; otherwise the bytes from its start to the tensor's last element."""
         held = 0 if mode.now.estimate is None else _ledger.held_bytes(self._handle)
         if not held and _emptied and _core.root_slot(self._handle) in _emptied:
             return 0
         return held or self._extent * self.dtype.itemsize
 
     def resize_(self, nbytes: int, /) -> MetaStorage:
-        """In an estimate, memory given back and taken again; elsewhere there is none."""
+        """Resize the storage in an estimate; otherwise there is no memory to resize."""
         if mode.now.estimate is None:
             refuse("storage.resize_")
         if nbytes != self.nbytes():
@@ -298,7 +298,9 @@ class MetaTensor(RecordedTensor):
         return super().to(dtype)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        """As torch's; to a device that has memory: uninitialized memory of this shape, strides and requires_grad."""
+        """As torch's ``to``; on a device that has memory, the result is uninitialized memory of this shape, strides and
+        requires_grad.
+        """
         if len(args) == 1 and not kwargs and type(args[0]) is torch.dtype:
             return self._as_dtype(args[0])
         target, options = to_call(args, kwargs)

@@ -16,8 +16,8 @@ from ..._ext import lazy as _core
 from ..._ext.guards import NoGrad, Unseen
 from ...devices import mode
 from ...devices.lazy_device import device_at, device_of, place_of
-from .inside import wrapped
 from .predict import tensors_in
+from .unwrapping import wrapped
 
 __all__ = ["SPARSE", "common_place", "joined", "mixed_devices", "no_ordinary_cpu_tensor", "parts", "refuse_two_devices",
            "torchs_meta"]  # fmt: skip

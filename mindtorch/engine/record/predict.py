@@ -25,7 +25,7 @@ from ..._ext.signals import by_signal_handler
 from ...base import torch_facts
 from ...base.errors import UnsupportedOperationError
 from ...base.strides import contiguous, extent, overlapping
-from ...base.warned import Caught, say
+from ...base.torch_warnings import Caught, say
 from ...devices import mode
 from ...devices.lazy_device import device_at
 from ...ops.cpu_layouts import REFUSED, laid_out
@@ -95,7 +95,7 @@ def _worth_knowing(name: str, random: bool, spec: Any, inputs: list[tuple]) -> i
     made = [o for o, a in zip(outs, alias, strict=True) if a < 0]
     made += [m for m, w in zip(inputs, written, strict=True) if w]
     row = ops.about(name)
-    if ops.decisions.asked(name, outs or made) and not flags & _intern.VIEW:
+    if ops.decision_ops.asked(name, outs or made) and not flags & _intern.VIEW:
         return _intern.SMALL | _intern.BLIND  # of any size
     if flags & _intern.VIEW or not made or not all(little(m[0], m[1].numel(), random) for m in made):
         return 0
@@ -103,7 +103,7 @@ def _worth_knowing(name: str, random: bool, spec: Any, inputs: list[tuple]) -> i
         return 0  # a small storage, expanded
     absorbs = row.absorbing is not None and outs and len(inputs) > 1
     places = name == "aten::scatter_"  # of unknown places the first are taken
-    part = name in ops.decisions.PADDING and not made[0][0].is_floating_point  # of what it gives is known
+    part = name in ops.decision_ops.PADDING and not made[0][0].is_floating_point  # of what it gives is known
     return _intern.SMALL | (_intern.BLIND if row.blind or absorbs or places or part else 0)
 
 

@@ -20,7 +20,7 @@ from ... import ops
 from ..._ext import lazy as _core
 from ..._ext.signals import by_signal_handler
 from ...base.strides import contiguous
-from ...base.warned import Caught
+from ...base.torch_warnings import Caught
 from . import shrink
 from .arguments import TORCH_ERRORS, concrete, quiet
 

@@ -27,7 +27,7 @@ from ..execute.values import is_awaited
 from ..record.arguments import quiet, tensors_in
 from . import functions
 from .exchange import Entry, Post, Send, Session, again
-from .failing import Outcome
+from .failures import Outcome
 from .generator_states import DRAWING, GeneratorStates
 from .host_fallback import bytes_of, run_here
 from .mirrors import META, Mirrors, as_bytes, view
@@ -73,7 +73,7 @@ class RemoteExecutor(Session, SharedStorages):
         self._reads = Reads(self, self._mirrors, self._known, self._failures, self._arrive)
 
     def start(self) -> None:
-        """Let a worker begin which otherwise does so with the first message, and return."""
+        """Start the worker now (otherwise, the first message starts it), and return."""
 
     # ---- messages ----------------------------------------------------------------------------------------------------
     def _closing(self) -> list[tuple]:
@@ -108,7 +108,7 @@ class RemoteExecutor(Session, SharedStorages):
 
     @property
     def overlaps(self) -> bool:  # type: ignore[override]
-        """After a read that has waited: the worker has nothing to do now."""
+        """True after a read that has waited, when the worker has nothing to do."""
         waits, before = self.stats["waits"], self._went_on
         self._went_on = waits
         return self._post is not None and waits != before and not local.is_observed()
@@ -170,7 +170,7 @@ class RemoteExecutor(Session, SharedStorages):
         self._uploads.contents.forget(number)
 
     def write(self, value: torch.Tensor, data: bytes) -> None:
-        """Other contents for the whole storage of a value."""
+        """Replace the contents of the whole storage of a value."""
         self._write(self._mirrors.number_of(value), data)
 
     def _write(self, number: int, data: bytes) -> None:
@@ -187,7 +187,7 @@ class RemoteExecutor(Session, SharedStorages):
         return self._mirrors.whole(nbytes, number)
 
     def take_from(self, other: RemoteExecutor, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copies of the whole storages of values that another one has, as bytes: by way of the program, at once."""
+        """Copies of the whole storages of values of another executor, as bytes: through the program, at once."""
         return self.adopt(other.fetch(list(map(as_bytes, values)), whole=True))
 
     # ---- recorded calls ----------------------------------------------------------------------------------------------

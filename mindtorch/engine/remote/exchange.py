@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from ..._ext.signals import by_signal_handler
 from ...base.errors import MaterializationError, SessionLost
-from ...base.warned import relay
+from ...base.torch_warnings import relay
 from ..execute import ambient, values
 from . import hello, replies
 from .lineage import Lineage, Parcel

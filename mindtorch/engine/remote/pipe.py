@@ -63,7 +63,7 @@ class PipeExecutor(StreamExecutor):
 
     @property
     def process(self) -> int | None:
-        """The child's number; None before it begins."""
+        """The child's process id; None before it starts."""
         return self._child.pid
 
 

@@ -23,9 +23,9 @@ from .client import RemoteExecutor
 from .cuts import Costs, Plan, Work, on_one, plans, roomiest
 from .division import divided
 from .one_thread import one_thread_at_a_time
+from .pending_uploads import Waiting
 from .reads import plain_bytes
 from .spread import SpreadExecutor, _on
-from .unplaced import Waiting
 
 __all__ = ["PlacingExecutor", "Plan", "tell", "told"]
 
@@ -70,7 +70,7 @@ def _tell(found: list[Plan]) -> None:
 class PlacingExecutor(SpreadExecutor):
     """``remote_accelerator:i`` is ``executors[i]``, and what does not fit on the first one is divided among all.
 
-    limit: bytes of values that each worker may have; None: what it says that it has free.
+    limit: bytes of values that each worker may have; None: the free memory that it reports.
     """
 
     lists_apart = True

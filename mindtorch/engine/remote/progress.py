@@ -38,7 +38,7 @@ class Progress:
             self._shown = now
             crossed = moved - self._before
             rate = crossed / (now - self._began)
-            sys.stderr.write(f"\r\x1b[K{crossed / 1e6:,.0f} MB between here and the worker, {rate / 1e6:,.0f} MB/s")
+            sys.stderr.write(f"\r\x1b[K{crossed / 1e6:,.0f} MB to and from the worker, {rate / 1e6:,.0f} MB/s")
             sys.stderr.flush()
 
     def _clear(self) -> None:

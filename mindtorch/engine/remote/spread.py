@@ -25,9 +25,10 @@ _APART = 44  # bits of the addresses of one executor
 
 @one_thread_at_a_time
 class SpreadExecutor(Executor):
-    """``remote_accelerator:i`` is ``executors[i]``. UsageError unless each of them is elsewhere, and another one.
+    """``remote_accelerator:i`` is ``executors[i]``. UsageError unless they are `RemoteExecutor` objects that all
+    differ.
 
-    A copy from one to another goes the way that `RemoteExecutor.take_from` knows.
+    `RemoteExecutor.take_from` copies from one to another.
     """
 
     def __init__(self, executors: Sequence[RemoteExecutor]) -> None:
@@ -45,7 +46,7 @@ class SpreadExecutor(Executor):
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Those of all executors, summed up, but for their processes."""
+        """The counts of all executors, summed up, without their process ids."""
         all_ = [executor.stats for executor in self.executors]
         return {
             name: [each[name] for each in all_] if name == "process" else sum(each.get(name, 0) for each in all_)

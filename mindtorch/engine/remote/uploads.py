@@ -12,7 +12,7 @@ import torch
 
 from ...base.errors import MaterializationError
 from ..execute.mapped_files import file_of
-from .contents import Contents, digest_of
+from .sent_contents import Contents, digest_of
 
 if TYPE_CHECKING:
     from .client import RemoteExecutor

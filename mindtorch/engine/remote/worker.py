@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ..._ext import lazy as _core
-from ...base import mapped
+from ...base import mapped_memory
 from ...base.strides import contiguous, extent
-from ...base.warned import without_what_was_said
+from ...base.torch_warnings import without_what_was_said
 from ..execute.ambient import mirrored, take_over
 from ..execute.local import LocalExecutor
 from ..execute.machine import this_machine
@@ -27,11 +27,11 @@ from ..record.arguments import is_dense, quiet
 from ..record.predict import knowing_views
 from . import functions, hello
 from .checks import Checks
-from .contents import digest_of
 from .definitions import Definition
 from .mirrors import view
 from .plans import Plan, Step
 from .results import as_bytes, check_memory, contents, filled, is_out_of_memory, on_device, reserved, taken_apart
+from .sent_contents import digest_of
 from .wire import Here, Reference, WireError, dumps, loads
 
 __all__ = ["Worker"]
@@ -149,7 +149,7 @@ class Worker:
         """A new storage with a part of a safetensors file, if there is one in the worker's folders (else None) and that
         is in it (else False: no storage). So it tells nobody what is in it but who knows, and nothing of other files.
         """
-        found = mapped.part_of(path, offset, nbytes, self._folders)
+        found = mapped_memory.part_of(path, offset, nbytes, self._folders)
         if found is None or digest_of(found) != digest:
             self._checks.gone(number)
             return None if found is None else False

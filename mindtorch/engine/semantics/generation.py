@@ -104,7 +104,7 @@ class _Call:
     """An outermost call that is being looked at."""
 
     def __init__(self, module: torch.nn.Module, state: _State, got: tuple[Any, ...]) -> None:
-        from mindtorch.engine.semantics import growth  # few programs have such calls
+        from mindtorch.engine.semantics import cache_growth  # few programs have such calls
 
         self.module, self.state, self.got = module, state, got
         self.held: list[tuple[Any, _Snapshot]] = []  # objects that it got, and their tensors before
@@ -117,7 +117,7 @@ class _Call:
         for t in tensors:
             self.given.setdefault(_place(t), {})[_version(t)] = weakref.ref(t)
         self._had = [{id(t): (weakref.ref(t), 0) for t in tensors}, *(before for _, before in self.held)]
-        self.growth, self.sizes = growth, growth.sizes(t for before in self._had for t in _alive(before))
+        self.growth, self.sizes = cache_growth, cache_growth.sizes(t for before in self._had for t in _alive(before))
 
     def had(self, t: torch.Tensor) -> bool:
         """Was it there before the call?"""

@@ -28,7 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from mindtorch._ext import context
 from mindtorch.base.patching import Patches
-from mindtorch.engine.record import handlers, inside
+from mindtorch.engine.record import handlers, unwrapping
 
 _torch_next: Callable[..., Any] | None = None
 _held = Patches(yields=True)
@@ -86,7 +86,7 @@ def _begin_backward(outputs: Any, *args: Any, **kwargs: Any) -> tuple[bool, Any]
     _twice += keeps_graph
     asked = torch._C._is_torch_function_enabled() or torch._C._is_torch_function_all_disabled()
     within = None if asked else torch._C._EnableTorchFunction()  # type: ignore[attr-defined]
-    return keeps_graph and inside.differentiates(outputs), within
+    return keeps_graph and unwrapping.differentiates(outputs), within
 
 
 def _end_backward(found: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:

@@ -183,7 +183,7 @@ def _check(flow: Flow, draw: _Draw, logits: Source, nodes: set[int]) -> Check:
         near = (c for n in numbers if isinstance(n, float) for c in (n, 1 - n) if least <= c <= most)
         p = float(f"{next(near, most):.4g}")
         return Check(True, {**about, "top_k": k, "top_p": p} if k < whole else {**about, "top_p": p})
-    raise Refused("it keeps other tokens than top-k or top-p would")
+    raise Refused("it does not keep the tokens that top-k or top-p would")
 
 
 def _bounds(rows: list[_Row], inverse: float, k: int) -> tuple[float, float]:
@@ -206,13 +206,13 @@ def _rows(trial: Trial, likely: Source, logits: Source, spread: float, in_order:
     if len(parts) != len(scores):
         raise Refused("it does not draw once for each row of logits")
     if not in_order and parts.shape != scores.shape:
-        raise Refused("it draws from something else than the logits")
+        raise Refused("it draws from something other than the logits")
     for row, (score, part) in enumerate(zip(scores, parts, strict=True)):
         shares = part if in_order else part[order[row]]
         shares = torch.nn.functional.pad(shares, (0, len(score) - len(shares)))
         kept = int((shares > 0).sum())
         if not kept or bool((shares[:kept] <= 0).any()):
-            raise Refused("it keeps other tokens than the likeliest")
+            raise Refused("it does not keep the likeliest tokens")
         yield _Row(score, shares / shares.sum(), kept)
 
 
@@ -232,7 +232,7 @@ def _inverse_temperature(rows: list[_Row]) -> float:
     if not found:
         raise Refused("it can draw only the likeliest token")
     if min(found) <= 0 or max(found) - min(found) > 0.01 * max(found):
-        raise Refused("it uses another temperature in each row")
+        raise Refused("it uses a different temperature for each row")
     return sorted(found)[len(found) // 2]
 
 
@@ -245,7 +245,7 @@ def _check_token(flow: Flow, draw: _Draw, nodes: set[int], logits: Source) -> No
     (token,) = trial.run((draw.chosen, 0), given={(draw.node, 0): one})
     x = trial.given(logits)
     if not torch.equal(token.reshape(-1), x.reshape(-1, x.shape[-1]).argsort(-1, descending=True)[:, 1]):
-        raise Refused("what it draws is another token")
+        raise Refused("its result is not the token that was drawn")
 
 
 def _check_noise(flow: Flow, draw: _Draw) -> None:
@@ -256,7 +256,7 @@ def _check_noise(flow: Flow, draw: _Draw) -> None:
     (token,) = trial.run((draw.node, 0))
     expected = (trial.given(draw.likely) / trial.given(draw.noise)).argmax(-1)
     if not torch.equal(token.reshape(-1), expected.reshape(-1)):
-        raise Refused("it does not draw by its noise")
+        raise Refused("it does not draw as its noise says")
 
 
 def _check_best(flow: Flow, draw: _Draw, logits: Source, nodes: set[int]) -> Check:

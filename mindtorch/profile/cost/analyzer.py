@@ -15,7 +15,7 @@ from mindtorch.graph import ComputationGraph, Hole, Node
 from mindtorch.graph.analysis import Analysis, Analyzer, Group
 from mindtorch.graph.patterns import find_patterns, loaded
 from mindtorch.graph.patterns.rerun import function
-from mindtorch.profile.cost import about, targets
+from mindtorch.profile.cost import op_time, targets
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.work import Work, work
 
@@ -38,7 +38,7 @@ class RooflineAnalyzer(Analyzer):
 
     @property
     def target(self) -> Target:
-        """What bounds are meant for."""
+        """The accelerator that the bounds are for."""
         if isinstance(self._target, str):
             self._target = targets.find(self._target)
         return self._target
@@ -54,7 +54,7 @@ class RooflineAnalyzer(Analyzer):
         bounds = {}
         for node, each in enumerate(works):
             if each is not None:
-                cost = about.estimate(each, target, footprint)
+                cost = op_time.estimate(each, target, footprint)
                 bounds[node] = cost.bound
                 seconds[cost.bound] += cost.seconds  # type: ignore[assignment]
         memory = _Memory(graph)

@@ -92,15 +92,15 @@ def fitted() -> Mapping[str, Any]:
 @contextmanager
 def using(table: Mapping[str, Any]) -> Iterator[None]:
     """Another table than the package's, within the block: while it is fitted, and to check it."""
-    from mindtorch.profile.cost import about
+    from mindtorch.profile.cost import op_time
 
     _used.append(table)
-    about.forget()
+    op_time.forget()
     try:
         yield
     finally:
         _used.pop()
-        about.forget()
+        op_time.forget()
 
 
 def _found(key: str, model: str, kind: str) -> tuple[str, Mapping[str, Any]] | None:

@@ -29,7 +29,7 @@ from ...devices.lazy_device import device_at, place_of
 from ...engine.record.meta import MetaTensor, as_meta
 from ...engine.record.predict import MOST_KNOWN
 from ...patch.files import FRAMEWORKS, OpenedFile
-from . import known_values, saved, transfers
+from . import known_values, saved_objects, transfers
 from .private_files import actual
 
 
@@ -92,7 +92,7 @@ def _save(obj: Any, f: Any, pickle_module: Any = pickle, pickle_protocol: int = 
     pickler.dump(obj)
     if not any(isinstance(value, _STORAGES) for value in alive):  # torch takes these for what a tensor has
         _torch_save(obj, tensorless, _tensorless)
-    saved.remember(f, _Saved(pickled.getvalue(), apart, tensorless.getvalue()))
+    saved_objects.remember(f, _Saved(pickled.getvalue(), apart, tensorless.getvalue()))
 
 
 @functools.cache
@@ -135,15 +135,15 @@ def _sizes_by_name(tensors: Any, metadata: Any) -> _SavedTensors:
 
 
 def _save_file(tensors: Any, filename: Any, metadata: Any = None, **kwargs: Any) -> None:
-    saved.remember(filename, _sizes_by_name(tensors, metadata))
+    saved_objects.remember(filename, _sizes_by_name(tensors, metadata))
 
 
 def _as_bytes(tensors: Any, metadata: Any = None, **kwargs: Any) -> bytes:
-    return saved.written_as(_sizes_by_name(tensors, metadata))
+    return saved_objects.written_as(_sizes_by_name(tensors, metadata))
 
 
 def _from_bytes(original: Any, data: bytes) -> Any:
-    known_tensors = saved.found(memoryview(data))
+    known_tensors = saved_objects.found(memoryview(data))
     if not isinstance(known_tensors, _SavedTensors):
         return original(data)
     return _SavedFile(known_tensors, "cpu").get_tensors()
@@ -251,7 +251,7 @@ _torch_load, _torch_save = torch.load, torch.save
 
 @functools.wraps(_torch_load)
 def _load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-    found = saved.found(f)
+    found = saved_objects.found(f)
     if isinstance(found, _Saved):
         return _loaded(found, map_location, *args, **kwargs)
     name = getattr(f, "name", None)
@@ -346,7 +346,7 @@ def _opener(original: Any) -> Any:
         # Whoever imports this one while it stands in keeps it: afterwards it is the original.
         if mode.now.estimate is None or framework not in FRAMEWORKS:
             return original(actual(filename), framework, device=device, **options)
-        if isinstance(saved_tensors := saved.found(filename), _SavedTensors):
+        if isinstance(saved_tensors := saved_objects.found(filename), _SavedTensors):
             return _SavedFile(saved_tensors, device)
         return OpenedFile(original(actual(filename), framework, device="cpu", **options), device)
 

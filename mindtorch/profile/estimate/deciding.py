@@ -24,7 +24,7 @@ from ..._ext import lazy as _core
 from ...devices import mode
 from ...engine.record.predict import MOST_KNOWN, little
 from ...ops import about
-from ...ops.decisions import ARITHMETIC, NUMBERS, REDUCING, ROUTING
+from ...ops.decision_ops import ARITHMETIC, NUMBERS, REDUCING, ROUTING
 from . import assumptions, partly_known, waiting_loops
 
 __all__ = [

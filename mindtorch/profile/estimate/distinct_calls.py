@@ -16,7 +16,7 @@ from mindtorch.devices.lazy_device import DATALESS
 from mindtorch.engine.execute import values
 from mindtorch.engine.record import mixing, predict
 from mindtorch.ops.op_row import FREE_TAGS
-from mindtorch.profile.cost import about
+from mindtorch.profile.cost import op_time
 from mindtorch.profile.cost.work import Work, work
 from mindtorch.profile.estimate import communication, exchanged, known_values
 from mindtorch.profile.estimate.compiling import FUSED, GRAPHED, TUNED, within_kernels
@@ -159,7 +159,7 @@ class DistinctCalls:
                     each = [forecast.host(n, phase, bool(flag & FUSED)) if n in made else 0.0
                             for n in range(len(self.works))]  # fmt: skip
                     host[mine] = np.array(each)[signatures[mine]]
-            host[reads & (phases == phase)] = about.read_seconds(forecast.target)
+            host[reads & (phases == phase)] = op_time.read_seconds(forecast.target)
             there, busy = calls[phases == phase], rows[rows[:, PHASE] == phase]
             launched[phase] = float(host[phases == phase].sum())
             wait = int(launched[phase] * 1e9 - int(busy[:, NS].sum()))

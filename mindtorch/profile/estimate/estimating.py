@@ -18,7 +18,7 @@ from ...devices import mode
 from ...devices.lazy_device import place_of
 from ...devices.names import default_device_kept
 from ...engine.execute import tensors, values
-from ...engine.record import inside, meta
+from ...engine.record import meta, unwrapping
 from ...engine.record.meta import MetaParameter, MetaTensor, _FastMetaTensor, as_meta
 from ...engine.tensor import classes
 from ...patch import flags, hooks, triton_kernels
@@ -33,7 +33,7 @@ from . import (
     known_values,
     process_groups,
     refusals,
-    saved,
+    saved_objects,
     scripted,
     several_devices,
     sparse_tensors,
@@ -90,7 +90,7 @@ def estimating(
         stack.callback(set_current, 0)
         stack.enter_context(deciding.balanced(balanced))
         stack.enter_context(private())
-        saved.forget()
+        saved_objects.forget()
         stack.callback(meta._emptied.clear)  # by slots, which other tensors get
         made = (torch.nn.Parameter, "__new__", _new_parameter)
         told = (
@@ -129,7 +129,7 @@ _TYPES = (MetaTensor, MetaParameter, _FastMetaTensor)
 
 def _new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
     # Made from a plain tensor (``torch.Tensor(3, 4)``, a file's contents): weights are never read.
-    plain = type(data) in (torch.Tensor, torch.nn.Parameter) and inside.index_inside(data) is None
+    plain = type(data) in (torch.Tensor, torch.nn.Parameter) and unwrapping.index_inside(data) is None
     if plain and not torch._C._is_torch_function_all_disabled():
         data = as_meta(data.detach(), place_of(data.device))
     return classes.new_parameter(cls, data, requires_grad)

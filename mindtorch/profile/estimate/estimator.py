@@ -1,7 +1,7 @@
 """`Estimator`: what a program would do, counted while it runs without data; the same report as a measured profile's.
 
 Ops come from the ledger (`_ext.ledger`), in program order and at the dispatch level, as a measured profile sees them.
-Time is what `mindtorch.profile.cost.about` says of each distinct call; memory is what storages take from birth to
+Time is what `mindtorch.profile.cost.op_time` says of each distinct call; memory is what storages take from birth to
 death.
 
 One file: what is noted while the program runs, and what is made of it afterwards, are the same dozen fields.
@@ -27,13 +27,13 @@ from mindtorch._ext import lazy as _core
 from mindtorch.base.children import ChildWatch
 from mindtorch.base.clusters import Cluster
 from mindtorch.base.file_names import short_names
-from mindtorch.base.loading import without_collecting
+from mindtorch.base.import_hooks import without_collecting
 from mindtorch.base.words import counted
 from mindtorch.devices.lazy_device import place_of
 from mindtorch.engine import semantics
 from mindtorch.engine.execute import values
 from mindtorch.engine.semantics import generation, modules, owners, phases
-from mindtorch.profile.cost import about
+from mindtorch.profile.cost import op_time
 from mindtorch.profile.cost.collectives import links_of
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.estimate import (
@@ -114,7 +114,7 @@ class Estimator(Run):
         self.memory: MemoryTimeline | None = None
         self._card: dict[str, Any] | None = None  # what the target holds for it
         self._place = 0  # the ledger's number of that device
-        self._precision: about.Precision | None = None  # what the program allows of float32
+        self._precision: op_time.Precision | None = None  # what the program allows of float32
         self._forecast: Forecast | None = None
         self._calls = DistinctCalls()
         self._started = self._stopped = 0
@@ -184,7 +184,7 @@ class Estimator(Run):
         self._assumed, self._differ, self._waited = known_values.assumed(), draws.differ(), list(waiting_loops.said())
         self._left_alone = private_files.left_alone()
         self._compiled = compiling.number()
-        self._precision = about.precision()
+        self._precision = op_time.precision()
         calls, blocks = ledger.close()
         self._mark_error = ledger.failure()
         found = self.memory = MemoryTimeline(calls, blocks, self._marks)
@@ -426,13 +426,13 @@ class Estimator(Run):
         ops_there = (op for number, op in enumerate(self._calls.ops) if number not in self._calls.on_host)
         if whole := any(op is not None and op.name == "aten::mkldnn_rnn_layer" for op in ops_there):
             yield (
-                "an LSTM is estimated as one op for each layer and direction, which keeps its gates and cell states "
-                "for the backward pass: what else cuDNN keeps is unknown"
+                "each layer and direction of an LSTM is estimated as one op, which keeps its gates and cell states "
+                "for the backward pass; what else cuDNN keeps is unknown"
             )
         if self._recurrent - {"LSTM"} or not whole:
             yield (
                 f"{'other ' * whole}recurrent layers are estimated step by step, as torch computes them without cuDNN; "
-                "with it, a layer is one call, which launches fewer kernels"
+                "with cuDNN, a layer is one call, which launches fewer kernels"
             )
 
     def _warnings(self) -> list[str]:
@@ -448,7 +448,7 @@ class Estimator(Run):
             found.append(f"unknown values decided the amount of work ({lines}): {', '.join(how)}")
         for solver in sorted({row["solver"] for row in self._assumed} - {""}):
             lines = ", ".join(f"{names[row['file']]}:{row['line']}" for row in self._assumed if row["solver"] == solver)
-            found.append(f"{solver} got assumed values ({lines}): how often a run calls the program is unknown")
+            found.append(f"{solver} got assumed values ({lines}): how often it calls the program in a run is unknown")
         found.extend(self._waited)
         if self._compiled:
             found.append(
@@ -469,13 +469,15 @@ class Estimator(Run):
         if beside := self._beside.total():
             found.append(
                 f"{counted(beside, 'op')} of data loading {'runs' if beside == 1 else 'run'} in a DataLoader's workers "
-                f"({data_loading.workers()}), beside the model: counted, but included in no time"
+                f"({data_loading.workers()}), in parallel with the model: counted, but no time includes them"
             )
         if self._accelerator is not None and (note := self._transferred()):
             found.append(note)
         found.extend(self._recurrent_notes())
         if any(issubclass(kind, torch.optim.LBFGS) for kind in self.optimizers):
-            found.append("LBFGS takes all its iterations (max_iter): in a run, it stops when it has converged")
+            found.append(
+                "the estimate counts all iterations of LBFGS (max_iter); in a run, it stops when it has converged"
+            )
         assert self.memory is not None
         somewhere = self._on_accelerator() or not len(self.memory.all_blocks)
         if self._accelerator is not None and (note := self._on_host.note(somewhere)):
@@ -483,5 +485,5 @@ class Estimator(Run):
         others = {label: peak for label, peak in self.memory.others.items() if label not in ("cpu", "meta")}
         if others:
             peaks = ", ".join(f"{label} {peak} bytes" for label, peak in others.items())
-            found.append(f"memory is that of {self.memory.device}; other devices hold at most: {peaks}")
+            found.append(f"memory is for {self.memory.device}; peaks of other devices: {peaks}")
         return found

@@ -53,7 +53,7 @@ def knowing(assume: float | None = None, **changes: Any) -> Iterator[None]:
     without data is an error again; what was assumed stays listed.
     """
     assumptions.begin(assume)
-    _ledger.decide_with(ops.decisions.NAMES - deciding.CARRYING)
+    _ledger.decide_with(ops.decision_ops.NAMES - deciding.CARRYING)
     draws.begin()
     transfers.begin()
     for known in (ran, on_host, _names):
@@ -197,11 +197,11 @@ def _evaluate(call: int, info: Any, template: tuple, inputs: list[Any], results:
 def _compute(call: int, info: Any, template: tuple, inputs: list[Any], results: list[Any]) -> None:
     values = [kept(handle_of(t)) for t in inputs]
     deciding.meet(call, info, inputs, results, values)
-    if info.name in ops.decisions.DRAWN and deciding.draw(call, info, inputs, results, values):
+    if info.name in ops.decision_ops.DRAWN and deciding.draw(call, info, inputs, results, values):
         return None
     made = None
     if any(v is None for v in values):
-        if info.name in ops.decisions.NAMES and deciding.decide(call, info, inputs, results, values):
+        if info.name in ops.decision_ops.NAMES and deciding.decide(call, info, inputs, results, values):
             return None
         missing = [i for i, v in enumerate(values) if v is None]
         row = ops.about(info.name)
@@ -211,7 +211,7 @@ def _compute(call: int, info: Any, template: tuple, inputs: list[Any], results: 
             values[0] = made = _stand_in(inputs[0], bool(info.writes))
         if missing and made is None:
             return _lose(call, info, inputs)
-    elif info.name in ops.decisions.NAMES and not (
+    elif info.name in ops.decision_ops.NAMES and not (
         all(little(r.dtype, r.numel()) for r in results) and all(v.numel() <= predict.MOST_KNOWN for v in values)
     ):
         return None
@@ -261,7 +261,7 @@ def _lose(call: int, info: Any, inputs: list[Any]) -> None:
     """Something unknown was written where the call writes."""
     if info.writes:
         args, kwargs = _core.call_template(call, tuple(inputs))
-        found_inf = args[1] if info.name == ops.decisions.UNSCALE else None  # values are finite
+        found_inf = args[1] if info.name == ops.decision_ops.UNSCALE else None  # values are finite
         for t in _written(info, args, kwargs):
             if t is not found_inf:
                 deciding.lose(t)

@@ -37,8 +37,8 @@ def answers(devices: Devices, place: Callable[[Any], int]) -> dict[str, Any]:
         memory = now(device)
         allocator = memory.allocator
         return (
-            f"{allocator.allocated} bytes allocated, {allocator.reserved} reserved; at most {allocator.peak_allocated} "
-            f"and {allocator.peak_reserved}; {memory.elsewhere} beside"
+            f"{allocator.allocated} bytes allocated, {allocator.reserved} reserved; peaks {allocator.peak_allocated} "
+            f"and {allocator.peak_reserved}; {memory.elsewhere} elsewhere"
         )
 
     return {

@@ -15,7 +15,7 @@ import torch
 from ..._ext import lazy as _core
 from ...base.strides import contiguous
 from ...engine.record.predict import MOST_KNOWN, little
-from ...ops.decisions import PADDING
+from ...ops.decision_ops import PADDING
 
 __all__ = ["NAMES", "equal", "forget", "note"]
 

@@ -28,7 +28,7 @@ from ...base.errors import UnsupportedOperationError
 from ...base.patching import Patch, existing, replaced
 from ...devices import mode
 from ...devices.lazy_device import place_of
-from . import data_parallel, exchanged, other_ranks, saved, sharded, sync_batch_norm
+from . import data_parallel, exchanged, other_ranks, saved_objects, sharded, sync_batch_norm
 from .exchanged import functional
 from .sharded import create
 
@@ -296,7 +296,7 @@ def _save(state_dict: Any, *, checkpoint_id: Any = None, **options: Any) -> Any:
             value.state_dict()
     if checkpoint_id is not None:
         os.makedirs(checkpoint_id, exist_ok=True)
-        saved.remember(os.path.join(checkpoint_id, ".metadata"), None)
+        saved_objects.remember(os.path.join(checkpoint_id, ".metadata"), None)
     return dist.checkpoint.metadata.Metadata(state_dict_metadata={})
 
 

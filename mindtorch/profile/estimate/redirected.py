@@ -27,7 +27,7 @@ from ..._ext import audit
 from ..._ext.standin import holders
 from ...base.patching import Patches
 from .compiled_writers import MODULES
-from .entries import Entries
+from .dir_entries import Entries
 from .private_tree import (
     TMPFILE,
     Place,

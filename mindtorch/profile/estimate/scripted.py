@@ -18,7 +18,7 @@ from ...base.errors import UnsupportedOperationError
 from ...base.patching import Patch
 from ...devices import mode
 from ...patch.tracing import held_by, not_saved, not_traced
-from . import saved
+from . import saved_objects
 from .private_files import actual
 
 __all__ = ["patches"]
@@ -44,7 +44,7 @@ def _export(*args: Any, **options: Any) -> NoReturn:
 
 def _to_onnx(model: Any, args: Any = (), f: Any = None, *rest: Any, **options: Any) -> None:
     if f is not None:
-        saved.remember(f, None)
+        saved_objects.remember(f, None)
 
 
 @dataclass
@@ -75,12 +75,12 @@ def _on_npus(module: Any, *given: Any) -> torch.device | None:
 def _save(m: Any, f: Any, *args: Any, **options: Any) -> None:
     if there := _on_npus(m):
         raise not_saved(there)
-    saved.remember(f, _Saved(m))
+    saved_objects.remember(f, _Saved(m))
 
 
 @functools.wraps(_torch_load)
 def _load(f: Any, map_location: Any = None, *args: Any, **options: Any) -> Any:
-    found = saved.found(f)
+    found = saved_objects.found(f)
     if not isinstance(found, _Saved):
         return _torch_load(actual(f), map_location, *args, **options)
     module = copy.deepcopy(found.module)

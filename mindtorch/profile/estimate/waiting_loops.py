@@ -120,7 +120,7 @@ def _other(value: Any, dtype: torch.dtype, step: int, file: str, line: int, roun
         _ended[file, line] = rounds
         warnings.warn(
             f"{file}:{line} waits for an unknown value, assumed to be {value!r}: after {rounds} iterations the "
-            "estimate gives others, so that a loop there ends; --assume sets another value",
+            "estimate uses other values, so that the loop ends; --assume sets another value",
             stacklevel=2,
         )
     if dtype is torch.bool:

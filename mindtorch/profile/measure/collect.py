@@ -46,7 +46,7 @@ from mindtorch.profile.cost import calibrate, work
 from mindtorch.profile.cost.call_shapes import Shaped, shaped
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.measure import peak, waiting
-from mindtorch.profile.measure.asked import ASKED
+from mindtorch.profile.measure.collector_callbacks import ASKED
 from mindtorch.profile.measure.device_ops import DeviceOps
 from mindtorch.profile.measure.imports import ImportWatch
 from mindtorch.profile.measure.npu_ops import NpuOps
@@ -241,7 +241,7 @@ class Profiler(Run):
         self._end_part()
         self.npu.stop()
         if self.collector.mark_error is not None:
-            log.warning("profiling went on without step marks after an error: %r", self.collector.mark_error)
+            log.warning("profiling continues without step marks after an error: %r", self.collector.mark_error)
 
     def recording(self) -> Recording:
         collector, npu = self.collector, self.npu.report()

@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from mindtorch.base.loading import find_elsewhere
+from mindtorch.base.import_hooks import find_elsewhere
 from mindtorch.profile.report.lines import package_of
 
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mindtorch._ext import context, location
-from mindtorch.base.loading import without_collecting
+from mindtorch.base.import_hooks import without_collecting
 from mindtorch.engine.semantics import generation, modules, phases
 from mindtorch.engine.semantics.owners import first_parameter
 from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.iterations import Iterations, OneLoop
 from mindtorch.profile.measure.line_watch import LineWatch
-from mindtorch.profile.measure.model import ModelBook
+from mindtorch.profile.measure.parameter_counts import ModelBook
 from mindtorch.profile.measure.sampling import Sampling
 from mindtorch.profile.report import times
 from mindtorch.profile.report.module_names import Names

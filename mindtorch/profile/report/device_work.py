@@ -90,11 +90,11 @@ class DeviceWork:
         found = []
         if self.how != "traced":
             since = "" if self.how == "waited" else " from some point on"
-            slows = f"genie waited for each op on the {self.called}{since}, which slows a program that queues work"
+            slows = f"genie waited for each op on the {self.called}{since}, which slows down a program that queues work"
             found.append(f"{slows}: {self.why}")
         if self.dropped or self.lost or self.unmoved:
             found.append(
-                f"{(self.lost + self.unmoved) / 1e9:.3g} s of kernels count as host time, and {self.dropped:,} "
-                "stretches of host time were not kept: their op is unknown"
+                f"the op is unknown for {(self.lost + self.unmoved) / 1e9:.3g} s of kernels, which count as host time, "
+                f"and for {self.dropped:,} stretches of host time, which were not kept"
             )
         return found

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindtorch.base.errors import UsageError
-from mindtorch.profile.report import aligned
+from mindtorch.profile.report import matching
 from mindtorch.profile.report.between_ops import between
 from mindtorch.profile.report.from_file import check
 from mindtorch.profile.report.step_times import STEPS, busy, figure, of_steps, timed
@@ -87,12 +87,12 @@ class _Join:
     """Names that both reports have for the same module or line: those of `after`, or of `before` alone."""
 
     def __init__(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        self._modules = aligned.modules(before["modules"], after["modules"])
+        self._modules = matching.modules(before["modules"], after["modules"])
         facts = [
             [*report["detail"]["lines"], *((report.get("memory") or {}).get("held") or {}).get("lines", ())]
             for report in (before, after)
         ]
-        self._lines = aligned.lines(*facts)
+        self._lines = matching.lines(*facts)
         self._facts = [{(row["file"], row["line"]): row for row in rows} for rows in facts]
         self._numbers = {of: at for at, of in self._lines.items()}
 
@@ -150,7 +150,9 @@ def _notes(before: Mapping[str, Any], after: Mapping[str, Any], times: dict[str,
         ("the number of iterations", lambda report: (report.get("steps") or {}).get("count")),
     ):
         if of(before) != of(after):
-            found.append(f"{what} is {of(before)} before and {of(after)} after, which may be part of the difference")
+            found.append(
+                f"{what} is {of(before)} before and {of(after)} after, which may explain part of the difference"
+            )
     for report, when in ((before, "before"), (after, "after")):
         if report.get("interrupted"):
             found.append(f"{when}, the run was interrupted")

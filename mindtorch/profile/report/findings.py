@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mindtorch._ext import context
 from mindtorch.base.file_names import short_names
 from mindtorch.profile.report import memory_findings, time_findings
-from mindtorch.profile.report.looked import Looked, Said
+from mindtorch.profile.report.finding_inputs import Looked, Said
 from mindtorch.profile.report.rows import Row
 
 if TYPE_CHECKING:

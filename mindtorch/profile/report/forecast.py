@@ -12,9 +12,9 @@ from typing import Any
 
 from mindtorch._ext import context
 from mindtorch.ops.op_row import MATRIX_TAGS
-from mindtorch.profile.cost import about
-from mindtorch.profile.cost.about import HOST_DOUBT, NOTHING, WAITING, Cost, Doubt, Precision, estimate
+from mindtorch.profile.cost import op_time
 from mindtorch.profile.cost.energy import Board
+from mindtorch.profile.cost.op_time import HOST_DOUBT, NOTHING, WAITING, Cost, Doubt, Precision, estimate
 from mindtorch.profile.cost.roofline import BOUNDS
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.work import Work
@@ -109,7 +109,7 @@ class Forecast:
 
     def host(self, sig: int, phase: int, compiled: bool = False) -> float:
         """Seconds of the host for one call."""
-        return about.host_seconds(self._works[sig], self.target, phase == _BACKWARD, compiled)
+        return op_time.host_seconds(self._works[sig], self.target, phase == _BACKWARD, compiled)
 
     def added_j(self, sig: int, on: Board) -> float:
         """Joules of one call on a board, beside its idle power."""
@@ -119,12 +119,12 @@ class Forecast:
         return on.added_j(work, (self._allowed or Precision()).of(work, self.target))
 
     def in_compiled(self, sig: int, tuned: bool) -> float:
-        """Seconds of one call in what was compiled, if it is not fused. tuned: see `about.compiled`."""
+        """Seconds of one call in what was compiled, if it is not fused. tuned: see `op_time.compiled`."""
         work = self._works[sig]
         return (
             0.0
             if work is None or sig in self.on_host
-            else about.compiled(work, self.target, self._allowed, self._among, tuned)
+            else op_time.compiled(work, self.target, self._allowed, self._among, tuned)
         )
 
     def seconds(self, rows: Iterable[Row]) -> float:
@@ -141,12 +141,12 @@ class Forecast:
 
     def _interval(self, of: Spread) -> tuple[float, float]:
         single = (math.sqrt(of.low / of.squares), math.sqrt(of.high / of.squares)) if of.squares else (0.0, 0.0)
-        low, high = about.interval(of.seconds, of.squares, single, self._whole(of))
+        low, high = op_time.interval(of.seconds, of.squares, single, self._whole(of))
         return max(low, of.least), max(high, of.least)
 
     def _whole(self, of: Spread) -> Doubt:
         """How far off whole programs are, as was measured; in 16 bits at least as far as their shapes."""
-        known, half = about.program(self.target), about.program(self.target, "half")
+        known, half = op_time.program(self.target), op_time.program(self.target, "half")
         share = min(of.half / of.seconds, 1.0) if of.seconds else 0.0
         low = known.low * (1 - share) + (min(of.half_low / of.half, half.low) * share if of.half else 0.0)
         high = known.high * (1 - share) + (max(of.half_high / of.half, half.high) * share if of.half else 0.0)
@@ -206,7 +206,7 @@ class Forecast:
                     self._draw(row, work, ops, rates)
                 if cost.family:
                     doubt[work.name] = doubt.get(work.name, 0.0) + self.about(row) * (cost.high - cost.low) / 2
-                    sources[cost.family] = about.source(work, self.target, self._allowed)
+                    sources[cost.family] = op_time.source(work, self.target, self._allowed)
         widest = sorted(doubt.items(), key=lambda item: -item[1])[:3]
         return {
             **{f"{name}_s": seconds for name, seconds in bound.items()},

@@ -44,7 +44,7 @@ def check(report: Any, name: str) -> None:
     if "detail" not in report:
         ranks = report.get("ranks")
         if ranks and not report.get("rank"):
-            raise UsageError(f"{name}: expected the report of one rank, got that of all {len(ranks)} in one")
+            raise UsageError(f"{name}: expected the report of one rank, got that of all {len(ranks)} ranks in one")
         raise UsageError(f"{name}: expected a report with rows by line, got one of an older genie: make it again")
     if (what := _damage(report)) is not None:
         raise UsageError(f"{name} is damaged: {what}; make it again")
@@ -57,9 +57,9 @@ def _damage(report: dict[str, Any]) -> str | None:
             return f"{name} is of type {type(report[name]).__name__}"
     for name in _TABLES:
         if not all(isinstance(row, dict) for row in report.get(name, ())):
-            return f"a row of {name} is no object"
+            return f"a row of {name} is not an object"
     if not all(isinstance(each, str) for each in (*report.get("command", ()), *report.get("warnings", ()))):
-        return "command or warnings are no texts"
+        return "command or warnings are not texts"
     for name, value in report["totals"].items():
         if value is not None and not _is_number(value):
             return f"{name} of totals is {value!r}"
@@ -69,10 +69,10 @@ def _damage(report: dict[str, Any]) -> str | None:
         return "detail has no columns, rows or lines"
     for row in rows:
         if not isinstance(row, list) or len(row) != len(columns):
-            return "a row of detail has not one value for each column"
+            return "a row of detail does not have one value for each column"
         named = all(isinstance(row[at], str) for at in (_MODULE, _OP, _PHASE))
         if not named or not all(map(_is_number, row[_LINE:-1])) or row[_LINE] not in range(len(lines)):
-            return "a row of detail has other values than genie writes"
+            return "a row of detail has values that genie does not write"
     return None
 
 

@@ -357,7 +357,7 @@ def pattern_rows(
         if where[name]
     ]
     failed = [
-        f"the pattern {name} was not looked for: {type(error).__name__}: {error}"
+        f"the search for the pattern {name} failed: {type(error).__name__}: {error}"
         for name, error in labels.failed.items()
     ]
     return found_rows, failed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindtorch.profile.report.looked import BACKWARD, Looked, Said, percent
+from mindtorch.profile.report.finding_inputs import BACKWARD, Looked, Said, percent
 
 __all__ = ["activations", "gradients", "no_grad"]
 
@@ -41,10 +41,10 @@ def gradients(of: Looked) -> Said | None:
     less = min(of.kinds.get("gradients", 0), of.peak - others)
     share = of.whole(less)
     text = (
-        f"the peak would be {percent(share)} lower without gradients of the iteration before, which the forward pass "
-        "does not need"
+        f"the peak would be {percent(share)} lower without the gradients of the previous iteration, which the forward "
+        "pass does not need"
     )
-    to_try = "optimizer.zero_grad() before the forward pass, not after it; without set_to_none=False"
+    to_try = "optimizer.zero_grad() before the forward pass, not after it, and without set_to_none=False"
     return Said(text, share, _largest(of, "gradients"), to_try, "peak")
 
 

@@ -14,8 +14,8 @@ from mindtorch.profile.report.module_names import Names
 from mindtorch.profile.report.rows import LOCATION, as_table
 
 if TYPE_CHECKING:
-    from mindtorch.profile.cost.about import Precision
     from mindtorch.profile.cost.call_shapes import Shaped
+    from mindtorch.profile.cost.op_time import Precision
     from mindtorch.profile.cost.targets import Target
     from mindtorch.profile.cost.work import Work
     from mindtorch.profile.measure.sampling import Sample

@@ -21,7 +21,7 @@ from mindtorch.profile.report.rows import LOCATION, MODULE, PHASE, SIG, as_table
 #: What a frame is.
 KINDS = ("module", "op", "line", "time")  # "time" is that between ops
 OUTSIDE = "(outside any module)"
-NO_LINE = "(no line of the program's)"
+NO_LINE = "(no line of the program)"
 _DATA = context.PHASES.index("data")
 
 

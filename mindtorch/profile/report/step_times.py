@@ -52,5 +52,5 @@ def busy(times: Mapping[str, Any]) -> str:
     if times["waited"] <= _BUSY:
         return ""
     waited, least = (f"{100 * share:.0f} %" for share in (times["waited"], _LEAST + times["waited"]))
-    text = f"the machine was busy: steps waited up to {waited} of their time for a processor"
+    text = f"the machine was busy: for up to {waited} of their time, steps waited for a processor"
     return f"{text}, so differences below {least} are not reported"

@@ -15,14 +15,14 @@ import torch
 from mindtorch._ext import context
 from mindtorch._ext.timeline import OP
 from mindtorch.base.words import counted
-from mindtorch.profile.cost import about
-from mindtorch.profile.cost.about import Precision
+from mindtorch.profile.cost import op_time
 from mindtorch.profile.cost.families import BACKWARD as MORE_BACKWARD
 from mindtorch.profile.cost.families import itemsize
+from mindtorch.profile.cost.op_time import Precision
 from mindtorch.profile.cost.work import Work
 from mindtorch.profile.report import times
+from mindtorch.profile.report.finding_inputs import BACKWARD, DATA, OPTIMIZER, Looked, Said, percent
 from mindtorch.profile.report.lines import package_of
-from mindtorch.profile.report.looked import BACKWARD, DATA, OPTIMIZER, Looked, Said, percent
 from mindtorch.profile.report.recording import WORKERS, Loaded
 from mindtorch.profile.report.rows import Row
 
@@ -73,14 +73,14 @@ def _load_faster(loaded: Loaded | None, ns: int) -> str:
     cheaper = "cheaper transforms"
     if loaded is None or not loaded.started:
         if loaded is not None and loaded.iterators and ns / loaded.iterators < _STARTS:
-            return f"{cheaper}, or batches that are indices into whole tensors; starting workers would take longer"
+            return f"{cheaper}, or batches that index whole tensors; starting workers would take longer"
         return f"num_workers of the DataLoader: batches are made while the model computes; or {cheaper}"
     kept = "persistent_workers=True" if loaded.again else ""
     if loaded.anew:
         kept = "one DataLoader for all epochs, with persistent_workers=True"
     if loaded.starting > 0.5:
-        none = "num_workers=0 if items are cheap to make: most of that time is until new workers return their"
-        none += " first batch, and until they have ended"
+        none = "num_workers=0 if items are cheap to make: most of that time goes into starting workers, up to"
+        none += " their first batch, and into ending them"
         return f"{kept}, or {none}" if kept else none
     return f"more num_workers of the DataLoader{kept and ', '}{kept}; or {cheaper}"
 
@@ -128,7 +128,7 @@ def python(of: Looked) -> Said | None:
     if where is None or share - of.seen.queued < _IDLE or where not in rows:
         return None
     often = _how_often(of, where)
-    to_try = f"the same on whole tensors, or {'once before the' if of.seen.spans else 'outside any'} loop; {often}"
+    to_try = f"the same work on whole tensors, or {'once before the' if of.seen.spans else 'outside any'} loop; {often}"
     if package := package_of(where[0]):  # whose lines nobody here changes, and --hits does not count
         to_try = f"fewer calls into {package} there, or one call on larger tensors"
     elif _outside_iterations(of, where):
@@ -231,8 +231,8 @@ def idle(of: Looked) -> Said | None:
     if share < _IDLE:
         return None
     kernels = sum(use.kernels for use in work.uses.values())
-    nothing = f"the {work.called} has nothing to do for {percent(share)} of the time"
-    text = f"{nothing}: the host is late with its {counted(kernels, 'kernel')}"
+    nothing = f"the {work.called} is idle for {percent(share)} of the time"
+    text = f"{nothing}: the host launches its {counted(kernels, 'kernel')} too late"
     waiting = [row for row in of.rows if not row.sig]
     return Said(text, share, of.heaviest(of.forward(waiting)), _launch_less(of, waiting))
 
@@ -243,10 +243,10 @@ def reads(of: Looked) -> Said | None:
         return None
     reads = of.seen.stages[of.seen.reached].reads
     count = sum(reads.values())
-    share = of.part(count * about.read_seconds(of.forecast.target))
+    share = of.part(count * op_time.read_seconds(of.forecast.target))
     text = (
-        f"the program reads values from the device {of.an_iteration(count, '×')}: about {percent(share)} of the time, "
-        "because the device is idle after each read until the next launch"
+        f"the program reads values from the device {of.an_iteration(count, '×')}: this takes about {percent(share)} of "
+        "the time, because the device is idle after each read until the next launch"
     )
     to_try = "values that stay on the device (torch.where, a sum read once at the end) instead of .item() and .cpu()"
     return Said(text, share, of.busiest(reads), to_try)
@@ -271,7 +271,7 @@ def attention(of: Looked) -> Said | None:
     ]  # fmt: skip
     parts = forward | dict.fromkeys(backward, 1.0)
     seems = all(row["verified"] for row in of.report["patterns"] if row["name"] == "attention")
-    start = f"attention {'is' if seems else 'seems to be'} written out"
+    start = f"attention {'is' if seems else 'seems to be'} computed op by op"
     to_try = "torch.nn.functional.scaled_dot_product_attention; with nn.MultiheadAttention, need_weights=False"
     place = of.heaviest(softmax)
     if of.forecast is None:
@@ -279,7 +279,7 @@ def attention(of: Looked) -> Said | None:
         # Which operations of the backward pass are theirs is not known of all.
         at_least = "at least " if any(row.phase == BACKWARD for row in of.rows) else ""
         share = of.part(between / 1e9)
-        text = f"{start}: {at_least}{percent(share)} of the time goes into its scores, beside its two products"
+        text = f"{start}: {at_least}{percent(share)} of the time goes into its scores, besides its two products"
         return Said(text, share, place, to_try)
     device: dict[int, float] = {}
     host: dict[int, float] = {}
@@ -290,7 +290,7 @@ def attention(of: Looked) -> Said | None:
         for phase in {row.phase, BACKWARD if backward else row.phase}:
             fused = _fused_attention(of.seen.works[row.sig], phase == BACKWARD)
             device[phase] -= calls * of.forecast.of(fused).seconds
-            host[phase] -= calls * about.host_seconds(fused, of.forecast.target, phase == BACKWARD)
+            host[phase] -= calls * op_time.host_seconds(fused, of.forecast.target, phase == BACKWARD)
     share = of.part(of.saved(device, host))
     # More where the host is what takes the time: which views and copies go, too, is not known of all.
     saves = f"would save about {percent(share)} of the time or more, by the cost model"
@@ -379,7 +379,7 @@ def optimizer(of: Looked) -> Said | None:
     to_try = f"fused=True for {named}"
     whole = sum(row.ns for row in mine) / 1e9
     apart = percent(of.part(whole)) != percent(of.part(sum(r.ns for r in of.rows if r.phase == OPTIMIZER) / 1e9))
-    rest = ", without what makes its state or clips gradients" if apart else ""  # the phase's share is another
+    rest = ", without creating its state or clipping gradients" if apart else ""  # the phase's share is another
     if of.forecast is None:
         # Each optimizer that takes parameters together does more so than clipping does.
         if any("_foreach_" in name for name in names - {"aten::_foreach_mul_"}):
@@ -392,7 +392,7 @@ def optimizer(of: Looked) -> Said | None:
     if set(kinds) != {torch.optim.SGD}:  # the others count their steps, fused or not
         works.append(Work(None, 0, 4, 4, "float32", "optimizer", "aten::_foreach_add_"))
     device = stepped * sum(of.forecast.of(work).seconds for work in works)
-    host = stepped * sum(about.host_seconds(work, of.forecast.target, False) for work in works)
+    host = stepped * sum(op_time.host_seconds(work, of.forecast.target, False) for work in works)
     busy = sum(row.ns for row in mine if row.sig) / 1e9
     launched = sum(row.calls * of.forecast.host(row.sig, OPTIMIZER) for row in mine if row.sig)
     share = of.part(of.saved({OPTIMIZER: busy - device}, {OPTIMIZER: min(launched, whole) - host}))

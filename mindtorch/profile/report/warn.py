@@ -35,7 +35,7 @@ def warnings(
     if seen.torch_profiles:
         times = f"torch's own profiler ({seen.torch_profiles} ×)"
         found.append(
-            f"the program ran {times}: its output lists every op twice, and PythonDispatchMode, because ops pass "
+            f"the program ran {times}: its output lists every op twice, and PythonDispatchMode, because ops go "
             "through genie first; in a plain run it lists them once"
         )
     if sums := _gradient_sums(seen, rows):

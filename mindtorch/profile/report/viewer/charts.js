@@ -49,7 +49,7 @@ function memoryChart(facts) {
     made.append(svg("circle", { cx: x(top + 0.5), cy: y(most), r: 4, fill: look().ink }));
     const late = top > n / 2;
     made.append(svg("text", { x: x(top + 0.5) + (late ? -9 : 9), y: y(most) - 9, "text-anchor": late ? "end" : "start", "font-size": TEXT, fill: look().ink }, width < 600 ? bytes(most) : `${bytes(most)}${where ? ` in ${where}` : ""}`));
-    made.append(axisText(left, height - 6, "begin"), axisText(right, height - 6, "end", "end"), axisText((left + right) / 2, height - 6, "operations, as the program ran them", "middle"));
+    made.append(axisText(left, height - 6, "start"), axisText(right, height - 6, "end", "end"), axisText((left + right) / 2, height - 6, "operations, as the program ran them", "middle"));
   });
   return chart;
 }

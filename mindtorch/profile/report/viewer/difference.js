@@ -61,7 +61,7 @@ const times = (row) => (row.repeated > 1 ? ` ×${row.repeated}` : "");
 
 function tiles() {
   return el("dl", { class: "tiles" }, ...Object.entries(data.totals).map(([metric, pair]) => el("div", {}, el("dt", {}, title(metric)),
-    el("dd", {}, plain(metric, pair[1])), el("dd", {}, noise(pair) ? `in noise, ${plain(metric, pair[0])} before` : less(pair) ? `${signed(metric, pair)}, ${ratio(pair)}` : "as before"))));
+    el("dd", {}, plain(metric, pair[1])), el("dd", {}, noise(pair) ? `in noise, ${plain(metric, pair[0])} before` : less(pair) ? `${signed(metric, pair)}, ${ratio(pair)}` : "unchanged"))));
 }
 
 // The largest difference of a column, which the others are graded by.
@@ -113,10 +113,10 @@ function flameSection() {
     const which = Array.isArray(i) ? i : [i];
     const pair = [before, after].map((of) => which.reduce((sum, each) => sum + of[each], 0));
     const whole = `${plain(metric, pair[0])} → ${plain(metric, pair[1])}`;
-    return [less(pair) ? `${whole}, ${signed(metric, pair)}, ${ratio(pair)}` : `${plain(metric, pair[1])}, as before`];
+    return [less(pair) ? `${whole}, ${signed(metric, pair)}, ${ratio(pair)}` : `${plain(metric, pair[1])}, unchanged`];
   };
   const coloured = (boxes, { before, after }, i) => graded(grade([before[i], after[i]]));
-  const legend = el("ul", { class: "legend" }, ...[["more", 0.9], ["less", -0.9], ["as before", 0]].map(([text, value]) => {
+  const legend = el("ul", { class: "legend" }, ...[["more", 0.9], ["less", -0.9], ["unchanged", 0]].map(([text, value]) => {
     const made = el("span", { class: "swatch", "aria-hidden": "true" });
     paintAlways(() => made.style.setProperty("background", graded(value)));
     return el("li", {}, made, text);

@@ -48,7 +48,7 @@ function sentence(parts) {
   const line = timed ? objects(data.lines).find((row) => row.file && !row.package) : null;
   const text = `${timeText()}${sized && timed ? ` on ${report.device}` : ""} in ${counted(totals.ops, "operation")}${most.length ? `: ${listed(most)}` : ""}.`;
   const also = [];
-  if (where) also.push(`${share(where.row.total_s, totals.time_s)} of it in ${where.path}${where.row.repeated > 1 ? ` (${where.row.repeated} equal ones)` : ""}`);
+  if (where) also.push(`${share(where.row.total_s, totals.time_s)} of it in ${where.path}${where.row.repeated > 1 ? ` (${where.row.repeated} identical modules)` : ""}`);
   if (line && line.self_s > 0.05 * totals.time_s) also.push(`${share(line.self_s, totals.time_s)} on one line, ${base(line.file)}:${line.line}`);
   const waits = report.waits || {};
   for (const [key, what] of Object.entries(WAITED)) {
@@ -101,7 +101,7 @@ function oneBar(parts) {
 }
 
 function place(row) {
-  return row.file ? `${base(row.file)}:${row.line}` : "(no line of the program's)";
+  return row.file ? `${base(row.file)}:${row.line}` : "(no line of the program)";
 }
 
 function lineName(row, query) {
@@ -204,10 +204,10 @@ function uncountedSection() {
   if (unseen.length) parts.push(el("h3", {}, "Not seen"), bullets(unseen));
   if ((report.warnings || []).length) parts.push(el("h3", {}, "Warnings"), ...report.warnings.map((text) => el("p", { class: "warned" }, text)));
   if ((report.assumed || []).length) {
-    parts.push(el("h3", {}, "Assumed, as the values are unknown"), plainTable("Assumed values", ["read", "as", "times"], report.assumed.map((row) => [
+    parts.push(el("h3", {}, "Values assumed because they are unknown"), plainTable("Assumed values", ["read", "as", "times"], report.assumed.map((row) => [
       el("td", {}, row.op, row.file ? el("span", { class: "more code" }, `${place(row)}  ${row.source || ""}`) : null), assumption(row), count(row.calls)])));
   }
-  for (const [key, title] of [["not_written", "Not written, as it was an estimate"], ["not_removed", "Not removed, as it was an estimate"], ["not_held_back", "May have been changed nevertheless"]]) {
+  for (const [key, title] of [["not_written", "Not written, because this is an estimate"], ["not_removed", "Not removed, because this is an estimate"], ["not_held_back", "Changes that genie could not prevent"]]) {
     if ((report[key] || []).length) parts.push(el("h3", {}, title), bullets(report[key]));
   }
   return section("uncounted", "Not counted", ...parts);
@@ -241,18 +241,18 @@ function runSection() {
   for (const [name, text] of report.workload ? workloadFacts(report.workload) : []) add(name, text);
   add("models", models().map((model) => `${named(model)}, ${counted(model.params, "parameter")}${model.param_bytes ? ` (${bytes(model.param_bytes)})` : ""}${model.times > 1 ? " each" : ""}`).join("; "));
   if (!sized) add("start-up", [["imports", startup.import_s], ["construction", startup.init_s], ["compiling", startup.compile_s]].filter((part) => part[1] > 0).map(([what, spent]) => `${seconds(spent)} ${what}`).join(", "));
-  if (steps.count > 1) add("steps", `${count(steps.count)}${steps.time_s ? `, ${seconds(steps.time_s.median)} each (${seconds(steps.time_s.min)} to ${seconds(steps.time_s.max)})` : ""}${steps.warmup ? `; ${count(steps.warmup)} left out as warm-up` : ""}`);
-  add("waits", Object.entries(report.waits || {}).filter(([, spent]) => spent > 0).map(([what, spent]) => `${what.replace(/_s$/, "")} ${seconds(spent)}`).join(", "));
+  if (steps.count > 1) add("steps", `${count(steps.count)}${steps.time_s ? `, median ${seconds(steps.time_s.median)} (${seconds(steps.time_s.min)} to ${seconds(steps.time_s.max)})` : ""}${steps.warmup ? `; ${count(steps.warmup)} left out as warm-up` : ""}`);
+  add("waits", Object.entries(report.waits || {}).filter(([, spent]) => spent > 0).map(([what, spent]) => `${seconds(spent)} ${WAITED[what] || what.replace(/_s$/, "")}`).join(", "));
   if ((report.threads || []).some((row) => row.name !== "main")) add("threads", report.threads.map((row) => `${row.name}${row.count > 1 ? ` ×${row.count}` : ""}: ${counted(row.ops, "operation")}`).join(", "));
-  if (report.lazy) add("lazily", `${count(report.lazy.runs)} recorded operations ran when values were read, ${seconds(report.lazy.run_s)} on ${report.lazy.executor}`);
+  if (report.lazy) add("recorded", `${count(report.lazy.runs)} operations ran when values were read, ${seconds(report.lazy.run_s)} on ${report.lazy.executor}`);
   if (report.npu) add("on NPUs", `${count(Object.values(report.npu.native).reduce((a, b) => a + b, 0))} calls native, ${count(Object.values(report.npu.staged).reduce((a, b) => a + b, 0))} staged through the CPU`);
   if (report.cluster) add("rank", `${report.cluster.rank} of ${report.cluster.world_size}`);
-  if (totals.queued_s > BUSY * totals.time_s) add("machine", `busy: the program waited ${seconds(totals.queued_s)} of the time (${percent(totals.queued_s, totals.time_s)} %) for a processor`);
-  if (report.host && report.host.here_s > 0) add("host, here", `at least ${seconds(report.host.here_s)} of the program's own Python between operations, measured here; no other figure includes it`);
+  if (totals.queued_s > BUSY * totals.time_s) add("machine", `busy: for ${seconds(totals.queued_s)} of the time (${percent(totals.queued_s, totals.time_s)} %), the program waited for a processor`);
+  if (report.host && report.host.here_s > 0) add("host time", `at least ${seconds(report.host.here_s)} of the program's own Python between operations, measured on this machine; no other figure includes it`);
   add("ended", ended());
   const parts = [el("dl", { class: "facts" }, ...facts)];
   const ranks = (report.ranks || []).filter((row) => row.ran_as !== undefined);
-  if (ranks.length) parts.push(el("h3", {}, "Ranks"), plainTable("Ranks", ["rank", "run as", "peak", "operations", "FLOPs", "time", "exposed"], ranks.map((row, i) => [String(row.rank ?? i), String(row.ran_as), bytes(row.peak_bytes), count(row.ops), amount(row.flops), seconds(row.time_s), seconds(row.exposed_s)])));
+  if (ranks.length) parts.push(el("h3", {}, "Ranks"), plainTable("Ranks", ["rank", "estimated as", "peak", "operations", "FLOPs", "time", "exposed"], ranks.map((row, i) => [String(row.rank ?? i), String(row.ran_as), bytes(row.peak_bytes), count(row.ops), amount(row.flops), seconds(row.time_s), seconds(row.exposed_s)])));
   if ((report.labels || []).length) {
     parts.push(el("h3", {}, "Scopes, named by record_function; they may nest"), plainTable("Scopes", ["scope", "calls", "total", "%"], report.labels.map((row) => [row.name, count(row.calls), seconds(row.total_s), percent(row.total_s, totals.time_s)])));
   }

@@ -18,7 +18,7 @@ def refused(error: BaseException) -> str:
     if type(error).__name__ == "OutOfMemoryError":  # its text is a page of advice, without the figures
         return "not enough memory on the node for a worker"
     if text.startswith("Failed to connect"):
-        text += " (a RAY_AUTH_TOKEN that is not the cluster's has the same effect)"
+        text += " (a wrong RAY_AUTH_TOKEN has the same effect)"
     return text if isinstance(error, (TimeoutError, ConnectionError)) and text else f"{type(error).__name__}: {text}"
 
 
@@ -32,10 +32,10 @@ def ended(error: Exception, process: int, node: str) -> str:
     if kind == "OutOfMemoryError" or "running low on memory" in text or "memory usage threshold" in text:
         found = re.search(r"([\d.]+[GM]B) used / ([\d.]+[GM]B) limit", text)
         of = f" ({found[1]} of {found[2]} used)" if found else ""
-        return f"{who} was ended because there was not enough memory on its node{of}"
+        return f"{who} was killed because its node was low on memory{of}"
     if kind in ("ActorDiedError", "ActorUnavailableError", "WorkerCrashedError"):
         if "its node has died" in text or "node is dead" in text:
-            return f"{who} was ended with its node"
+            return f"{who} ended because its node died"
         if "Exit code: " in text and (code := re.search(r"Exit code: (\d+)", text)) is not None:
             return f"{who} ended with exit code {code[1]}"
         return f"{who} has ended: it was killed (SIGKILL, SIGTERM), or crashed"

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from .exits import ENDS_WITH_THE_COMMAND
+from .exit_codes import ENDS_WITH_THE_COMMAND
 from .units import counted
 
 __all__ = ["left_alone", "near", "numbers_marked", "writes_nothing"]
@@ -28,13 +28,13 @@ def writes_nothing() -> None:
     if context.find_root().obj != ENDS_WITH_THE_COMMAND:
         return
     from mindtorch.base import mounts
-    from mindtorch.program import leaving
+    from mindtorch.program import os_exit
 
     mounts.own()
     mounts.kept_until_exit = True
     stack = contextlib.ExitStack()
     atexit.register(stack.close)  # before what the program registers, which runs first
-    leaving.at_the_end.append(stack.close)
+    os_exit.at_the_end.append(stack.close)
 
     def again() -> None:
         if (found := sys.modules.get("mindtorch.profile.estimate.private_files")) is not None:
@@ -101,7 +101,7 @@ def left_alone(report: Mapping[str, Any]) -> list[str]:
         parts = [counted(n, kind) for n, kind in ((len(names) - folders, "file"), (folders, "folder")) if n]
         words.append(f"{' and '.join(parts)} {was} not {what}: {', '.join(names[:_MOST])}{more}")
     if rest := report.get("not_held_back") or []:
-        words.append(f"may have been changed nevertheless: {'; '.join(map(clean, rest))}")
+        words.append(f"genie could not prevent changes to {'; '.join(map(clean, rest))}")
     return words
 
 

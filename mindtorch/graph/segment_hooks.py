@@ -17,7 +17,7 @@ from .._ext import lazy as _core
 from .._ext import tape as _tape
 from .._ext.encoder import Encoded, encode
 from .._ext.signals import by_signal_handler
-from ..engine.execute import between, local, values
+from ..engine.execute import around_segments, local, values
 from ..engine.semantics.owners import named_tensors
 from . import analysis
 from .analysis import Analysis
@@ -45,7 +45,7 @@ def register_segment_hook(hook: Callable[[SegmentRun], None]) -> RemovableHandle
     handle = _Handle(_hooks)
     with values.lock:
         _hooks[handle.id] = hook
-        between.listener = _listen
+        around_segments.listener = _listen
     return handle
 
 
@@ -54,17 +54,17 @@ class _Handle(RemovableHandle):
         with values.lock:
             super().remove()
             if not _hooks:
-                between.listener = None
+                around_segments.listener = None
 
 
 class SegmentRun:
     """A segment of the recording that has run.
 
     trigger: why it ran (``item``, ``print``, ``limit`` …, as in ``mindtorch.stats()["triggers"]``); line: the program's
-    line that this came from, ``file:line``, empty if unknown. seconds: that it took; where recordings run elsewhere,
-    those of its operations there. cached: were its values a `mindtorch.cache`'s, and nothing run? error: why it ended
-    before its end, else empty. ops: how often each operation is in it, by name; bytes: of all that these make;
-    phases, modules: how many operations are of which phase and module path.
+    line that this came from, ``file:line``, empty if unknown. seconds: time that it took; if recordings run elsewhere,
+    the time of its operations there. cached: True if its values came from a `mindtorch.cache` and nothing ran. error:
+    why it ended early, else empty. ops: number of operations by name; bytes: size of all their results; phases,
+    modules: number of operations by phase and by module path.
     """
 
     def __init__(self, trigger: str, line: str, encoded: Encoded) -> None:
@@ -108,14 +108,14 @@ class SegmentRun:
         return f"<SegmentRun: {n} operations for {self.trigger}, {self.seconds * 1e3:.3f} ms>"
 
 
-def _listen(executor: Any, segment: Any, reason: str, run: between.Submit) -> None:
+def _listen(executor: Any, segment: Any, reason: str, run: around_segments.Submit) -> None:
     global _telling
     if _telling:
         run(segment)
         return
     place = context.location(context.get_location())
     told = SegmentRun(reason, f"{place[0]}:{place[1]}" if place else "", encode(segment))
-    hits = between.counts["cache_hits"]
+    hits = around_segments.counts["cache_hits"]
     elsewhere: list[int] = []
     try:
         with _timed(elsewhere) if executor.place.type == "meta" else _timed(None):
@@ -132,7 +132,7 @@ def _listen(executor: Any, segment: Any, reason: str, run: between.Submit) -> No
     finally:
         if executor.place.type == "meta":
             told.seconds = sum(elsewhere) / 1e9
-        told.cached = between.counts["cache_hits"] > hits
+        told.cached = around_segments.counts["cache_hits"] > hits
         told._let_go()
         _telling = True
         try:

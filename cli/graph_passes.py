@@ -8,7 +8,7 @@ import click
 
 from mindtorch.base.errors import UsageError
 
-from .exits import BY_SIGINT
+from .exit_codes import BY_SIGINT
 from .units import bytes_text, counted
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ def show_passes(program: Program) -> int:
         passes.set_passes(before)
     ran, dropped = counted(stats["ops_executed"], "recorded call"), counted(stats["ops_dropped"], "call")
     click.echo(
-        f"{ran} ran, in {counted(stats['segments'], 'segment')}; {dropped} never ran: nothing could read the result"
+        f"{ran} ran, in {counted(stats['segments'], 'segment')}; {dropped} never ran because nothing could read "
+        "the result"
     )
     width = max(len(each.name) for each in known)
     for each in known:

@@ -9,7 +9,7 @@ import click
 
 from mindtorch.program import blame
 
-from .exits import exit_code, interruption
+from .exit_codes import exit_code, interruption
 from .program import hint_torch_npu
 from .units import assumption, counted
 

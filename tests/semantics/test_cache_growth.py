@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mindtorch.engine.semantics import generation
-from mindtorch.engine.semantics.growth import beside, growth, length, sizes
+from mindtorch.engine.semantics.cache_growth import beside, growth, length, sizes
 
 
 @pytest.mark.parametrize(("before", "made", "tokens", "grown"), [

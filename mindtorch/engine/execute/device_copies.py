@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from ..._ext import lazy as _core
 from ..._ext.guards import NoGrad, Unseen
 from ...devices.lazy_device import torch_device
-from ..record import inside
+from ..record import unwrapping
 from . import values
 
 __all__ = ["copied", "moves"]
@@ -18,7 +18,7 @@ __all__ = ["copied", "moves"]
 
 def moves(t: torch.Tensor) -> bool:
     """May `copied` move it? Not what a transform is looking at, and nothing with a tangent."""
-    return _core.get_handle(t) is not None and not inside.wrapped(t) and forward_ad._current_level < 0
+    return _core.get_handle(t) is not None and not unwrapping.wrapped(t) and forward_ad._current_level < 0
 
 
 def copied(t: torch.Tensor, index: int) -> Any:
@@ -43,7 +43,7 @@ class _Across(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
         ctx.set_materialize_grads(False)  # as torch's own moves: what is undefined stays that
-        ctx.index = inside.index_inside(inputs[0])
+        ctx.index = unwrapping.index_inside(inputs[0])
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor | None) -> Any:  # type: ignore[override]

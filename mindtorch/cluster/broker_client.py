@@ -18,8 +18,8 @@ from typing import Any
 from ..base import hardware
 from ..base.errors import SessionLost, UsageError
 from ..engine.remote.progress import Waiting
-from . import private
-from .endings import DAEMON
+from . import private_cluster
+from .ray_errors import DAEMON
 
 __all__ = ["Link", "check_ray"]
 
@@ -56,8 +56,10 @@ class Link:
         self._replies: dict[int, dict[str, Any]] = {}
         path = [os.path.abspath(entry) for entry in sys.path]
         variables = {name: value for name, value in os.environ.items() if not name.startswith("GENIE_")}
-        self._folder = private.private_folder() if address is None else None
-        variables = private.environment(variables) if address is None else private.joining(variables, address)
+        self._folder = private_cluster.private_folder() if address is None else None
+        variables = (
+            private_cluster.environment(variables) if address is None else private_cluster.joining(variables, address)
+        )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             # Ray has its processes look for modules in the folder that the broker is in, before all others.
@@ -186,4 +188,4 @@ def _close(ours: socket.socket, process: subprocess.Popen[bytes], folder: str | 
         process.kill()
         process.wait()
     if folder is not None and os.path.isdir(folder):  # the broker removes it, unless it was ended before
-        private.clear(folder, process.pid)
+        private_cluster.clear(folder, process.pid)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mindtorch._ext import context
-from mindtorch.profile.report import looked, time_findings
+from mindtorch.profile.report import finding_inputs, time_findings
 from mindtorch.profile.report.recording import WORKERS
 from mindtorch.profile.report.rows import Row
 
@@ -25,10 +25,10 @@ _PLACES = {
 }
 
 
-def of(steps: int = 0, warmup: int = 0) -> looked.Looked:
+def of(steps: int = 0, warmup: int = 0) -> finding_inputs.Looked:
     seen: Any = SimpleNamespace(names={8: "net", 9: "net.head"}, mode="measured")
     report = {"totals": {"time_s": 1.0}, "memory": None, "steps": {"count": steps, "warmup": warmup}}
-    return looked.Looked(seen, report, [], None, SimpleNamespace())  # type: ignore[arg-type]
+    return finding_inputs.Looked(seen, report, [], None, SimpleNamespace())  # type: ignore[arg-type]
 
 
 def row(location: int, ns: int, module: int = 0) -> Row:
@@ -37,7 +37,7 @@ def row(location: int, ns: int, module: int = 0) -> Row:
 
 @pytest.fixture(autouse=True)
 def places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looked, "context", SimpleNamespace(location=_PLACES.get, PHASES=context.PHASES))
+    monkeypatch.setattr(finding_inputs, "context", SimpleNamespace(location=_PLACES.get, PHASES=context.PHASES))
 
 
 @pytest.mark.parametrize(("own", "line"), [(5, 3), (4, 7)])
@@ -64,8 +64,8 @@ def test_C2_a_finding_names_the_line_that_has_most_of_it_in_all_its_calls() -> N
 
 
 def test_C2_a_finding_names_the_line_that_reads_most_in_all_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_findings, "context", looked.context)
-    monkeypatch.setattr(time_findings.about, "read_seconds", lambda target: 0.02)
+    monkeypatch.setattr(time_findings, "context", finding_inputs.context)
+    monkeypatch.setattr(time_findings.op_time, "read_seconds", lambda target: 0.02)
     found = of(10)
     found.forecast = SimpleNamespace(target=SimpleNamespace(model=None))  # type: ignore[assignment]
     found.seen.reached, found.seen.stages = "main", {"main": SimpleNamespace(reads={4: 4, 1: 3, 5: 3})}
@@ -87,7 +87,7 @@ def test_C2_workers_that_start_in_no_time_are_not_told_of(ns: int, told: bool) -
     seen.children = seen.loads = {}
     report = {"totals": {"time_s": 1.0}, "memory": None, "steps": {"count": 0, "warmup": 0}}
     rows = [Row(1, 0, 4, time_findings.DATA, 1, 150 * 10**6, 0)]
-    said = time_findings.data(looked.Looked(seen, report, rows, None, SimpleNamespace()))  # type: ignore[arg-type]
+    said = time_findings.data(finding_inputs.Looked(seen, report, rows, None, SimpleNamespace()))  # type: ignore[arg-type]
     more = ", and for another 1 % the DataLoader starts and ends workers" if told else ""
     assert said is not None and said.text == f"15 % of the time the model waits for data{more}"
     assert said.share == pytest.approx(0.16 if told else 0.15)

@@ -43,7 +43,7 @@ def _questions(report: dict[str, Any], by: str | None) -> list[tuple[str, str]]:
     top: dict[str, Any] = max(computed, key=lambda row: row.get("self_s") or 0.0, default={})
     if by != "line" and time_s and (top.get("self_s") or 0.0) > _MUCH * time_s:
         name = clean(str(top["name"])).removeprefix("aten::")
-        found.append(("--by line", f"{_share(top['self_s'], time_s)} of the time is {name}: which lines call it"))
+        found.append(("--by line", f"{_share(top['self_s'], time_s)} of the time is {name}: see which lines call it"))
     memory = report.get("memory") or {}
     if memory.get("fits") is False and report.get("advice") is None:
         found.append(("--advise", "it does not fit: estimate the changes that would help"))

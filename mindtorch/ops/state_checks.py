@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import torch
 
-from .looks import like, of_elements, of_sizes, wrong
+from .argument_checks import like, of_elements, of_sizes, wrong
 
 __all__ = [
     "attention",

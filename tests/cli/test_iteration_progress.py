@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from mindtorch.base.errors import UsageError
-from mindtorch.cli import how_far
-from mindtorch.cli.how_far import HowFar, Iterations
+from mindtorch.cli import iteration_progress
+from mindtorch.cli.iteration_progress import HowFar, Iterations
 from mindtorch.cli.main import cli
 
 WAITS = "    for _ in waits_here(): __import__('time').sleep(0.01)"
@@ -73,7 +73,7 @@ def test_C8_a_long_run_says_where_it_is_more_and_more_seldom(monkeypatch: pytest
     """Waiting is what moves the clock here, and an iteration ends every second."""
     terminal = watched(monkeypatch)
     clock, ended = Clock(), Iterations(20)
-    monkeypatch.setattr(how_far, "time", clock)
+    monkeypatch.setattr(iteration_progress, "time", clock)
     said = HowFar(ended.words)
     said._began = clock.now
 
@@ -101,7 +101,7 @@ def test_C8_a_rank_is_named() -> None:
 
 def test_C8_nothing_is_said_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", io.StringIO())
-    monkeypatch.setattr(how_far, "_FIRST", 0.0)
+    monkeypatch.setattr(iteration_progress, "_FIRST", 0.0)
     threads = _thread._count()
     with HowFar(lambda: "working"):
         assert _thread._count() == threads, "no thread either"
@@ -116,7 +116,7 @@ def test_C8_a_stream_that_ends_meanwhile_harms_nobody(monkeypatch: pytest.Monkey
         said.set()
         return "working"
 
-    monkeypatch.setattr(how_far, "_FIRST", 0.0)
+    monkeypatch.setattr(iteration_progress, "_FIRST", 0.0)
     monkeypatch.setattr(Watched, "write", _fails)
     with HowFar(words):
         assert said.wait(30)
@@ -135,8 +135,8 @@ def test_C8_profiles_and_estimates_say_where_they_are_within_an_iteration(
     """The program waits within its third iteration until it was said where it waits."""
     terminal = watched(monkeypatch)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(how_far, "_FIRST", 0.01)
-    monkeypatch.setattr(how_far, "_LATER", 1.0)
+    monkeypatch.setattr(iteration_progress, "_FIRST", 0.01)
+    monkeypatch.setattr(iteration_progress, "_LATER", 1.0)
     line = (LOOP if program == "loop.py" else BUILD).splitlines().index(WAITS) + 1
     said = f", at {program.partition(':')[0]}:{line}\n"
     passed: list[int] = []
@@ -166,7 +166,7 @@ def test_C8_a_comparison_says_that_it_goes_on(tmp_path: Path, monkeypatch: pytes
             time.sleep(0.01)
         raise UsageError("that was long")
 
-    monkeypatch.setattr(how_far, "_FIRST", 0.0)
+    monkeypatch.setattr(iteration_progress, "_FIRST", 0.0)
     monkeypatch.setattr("mindtorch.profile.report.difference.compare", compare)
     (tmp_path / "a.json").write_text("{}")
     assert main(["diff", str(tmp_path / "a.json"), str(tmp_path / "a.json")]) == 2
