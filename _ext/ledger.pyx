@@ -611,8 +611,11 @@ def resize(Handle h, uint64_t nbytes):
 
 
 def held_bytes(Handle h):
-    """Bytes that the storage of handle `h` has in the log now."""
-    cdef uint32_t slot = tape.slot(h.slot).root
+    """Bytes that the storage of handle `h` has in the log now; 0 where none is open."""
+    cdef uint32_t slot
+    if not listening:
+        return 0
+    slot = tape.slot(h.slot).root
     return blocks[block_of[slot] - 1].nbytes if slot < cap_slots and block_of[slot] else 0
 
 

@@ -84,6 +84,18 @@ def test_C4_safetensors_reads_no_weights(weights: Path, device: str) -> None:
     assert type(files.load_file(weights / "model.safetensors")["bias"]) is torch.Tensor
 
 
+def test_C4_a_storage_has_its_size_where_no_log_is_open(after_torch) -> None:
+    """In the first estimate of a process that keeps no log, asking for the size of a storage crashed the process."""
+    code = """
+import torch, mindtorch
+from mindtorch.profile.estimate.accelerator import Accelerator
+from mindtorch.profile.estimate.estimating import estimating
+with estimating(Accelerator("Test GPU", 10**9)):
+    print(torch.nn.Linear(2, 2).weight.untyped_storage().nbytes())
+"""
+    assert after_torch(code).stdout == "16\n"
+
+
 def test_C4_weights_are_not_written(tmp_path: Path) -> None:
     import numpy
 
