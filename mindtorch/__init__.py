@@ -6,6 +6,7 @@ compute it when a value is read. Public names are in ``__all__``; the command li
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from importlib.machinery import ModuleSpec
@@ -172,6 +173,10 @@ def _bootstrap(wait: bool = False) -> None:
     _ready = True
     with without_collecting():
         _load(wait)
+        if not gc.get_freeze_count():  # else some of it is the program's
+            # What was loaded stays: it counts as old, or the next collection would go through all of it.
+            gc.freeze()
+            gc.unfreeze()
 
 
 def _load(wait: bool) -> None:

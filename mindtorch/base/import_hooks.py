@@ -19,19 +19,13 @@ _waiting: dict[str, dict[Any, Callable[[Any], None]]] = {}
 
 @contextlib.contextmanager
 def without_collecting() -> Iterator[None]:
-    """For code that makes many objects and no garbage, as imports do: each collection goes through all of torch.
-
-    At the end all objects count as old: else the next collection would go through the new ones.
-    """
+    """For code that makes many objects and no garbage, as imports do: each collection goes through all of torch."""
     collects = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if collects:
-            if not gc.get_freeze_count():  # what the program froze stays so
-                gc.freeze()
-                gc.unfreeze()
             gc.enable()
 
 
