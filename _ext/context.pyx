@@ -12,6 +12,7 @@ from libc.stdlib cimport realloc
 
 import sys
 from types import FunctionType
+from weakref import WeakKeyDictionary
 
 from mindtorch._ext import location as _location, node_log as _node_log, paths as _paths
 from mindtorch._ext.interpreter cimport (
@@ -130,7 +131,7 @@ cdef object _current_node = None
 cdef object _grad_enabled = None
 cdef object _parameter_owner = None
 cdef object _enters_call = None, _left_call = None, _without_gradients = None
-cdef dict _switching_off = {}                  # class of modules -> the same, asked once
+cdef object _switching_off = WeakKeyDictionary()    # class of modules -> the same, asked once
 
 cdef enum:
     MOST_FOLLOWERS = 16

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -328,3 +330,16 @@ def test_L12_what_is_given_is_looked_at_seven_deep() -> None:
         found: list[torch.Tensor] = []
         generation._find(value, found)
         assert len(found) == count
+
+
+def test_L12_a_models_class_goes_with_the_program() -> None:
+    """What a class was found to be kept it, its methods, and so the program's other objects."""
+    model = type("Ends", (Model,), {})()
+    kind = weakref.ref(type(model))
+    generation.install()
+    with torch.enable_grad():
+        model(prompt("cpu", 3), Cache())
+    del model
+    gc.collect()
+    assert kind() is None
+    generation.uninstall()
