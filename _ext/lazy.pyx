@@ -378,7 +378,7 @@ def computed():
         s = tape.slot(i)
         if s.flags & SLOT_USED and not s.flags & (SLOT_PENDING | SLOT_FAILED) and s.concrete:
             value = object_of(s)           # first: what follows makes objects, and slots may die then
-            if value is not None:
+            if value is not None and not isinstance(value, _Noted):
                 out.append((i, value))
         i += 1
     return out
@@ -404,7 +404,7 @@ def exchange(uint32_t slot, old, value):
 cdef bint has_kept(uint32_t slot) noexcept:
     """Is there a real storage beside the tensor without data?"""
     cdef Slot *root = tape.slot(tape.slot(slot).root)
-    return has_noted(slot) and type_of(root.concrete) != <PyObject *>_Decided
+    return root.concrete != NULL and type_of(root.concrete) == <PyObject *>_Kept
 
 
 cdef bint has_noted(uint32_t slot) noexcept:
@@ -413,8 +413,20 @@ cdef bint has_noted(uint32_t slot) noexcept:
     return root.concrete != NULL and root.concrete != <PyObject *>None
 
 
-cdef class _Decided:
-    """In the place of a real storage: what all its elements are taken for, of which dtype and how many they are."""
+cdef class _Noted:
+    """In the place of the value of a tensor without data: what an estimate knows of it. No executor has it."""
+
+
+cdef class _Kept(_Noted):
+    """A plain tensor on the real storage."""
+    cdef object tensor
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+cdef class _Decided(_Noted):
+    """What all its elements are taken for, of which dtype and how many they are."""
     cdef object value, dtype, size
 
     def __init__(self, value, dtype, size):
@@ -442,7 +454,7 @@ def decide(Handle h, value):
         if decided(h) is None or (decided(h) != value and size.numel() != (<_Decided>found).size.numel()):
             return False
         size = (<_Decided>found).size
-    keep(h, _Decided(value, <object>m.dtype, size))
+    note(h, _Decided(value, <object>m.dtype, size))
     return True
 
 
@@ -459,7 +471,7 @@ def kept(Handle h):
     cdef MetaS *m = &tape.interner.metas[h.meta]
     if m.device >= 0 or not has_kept(h.slot):
         return None
-    cdef object base = <object>tape.slot(tape.slot(h.slot).root).concrete
+    cdef object base = (<_Kept>tape.slot(tape.slot(h.slot).root).concrete).tensor
     cdef object dtype = <object>m.dtype, size = <object>m.size, stride
     cdef int64_t offset = m.offset
     cdef int bits = m.bits
@@ -482,12 +494,16 @@ def kept(Handle h):
 
 def keep(Handle h, tensor):
     """From now on the memory of plain `tensor`, from the start of its storage, is that of `h` and all its views."""
-    cdef Slot *s = tape.slot(tape.slot(h.slot).root)
     if tape.interner.metas[h.meta].device >= 0:
         raise ValueError("[keep] expected a tensor without data, got a lazy one")
+    note(h, _Kept(tensor))
+
+
+cdef void note(Handle h, _Noted noted):
+    cdef Slot *s = tape.slot(tape.slot(h.slot).root)
     cdef PyObject *old = s.concrete
-    Py_INCREF(tensor)
-    s.concrete = <PyObject *>tensor
+    Py_INCREF(noted)
+    s.concrete = <PyObject *>noted
     if old:
         Py_DECREF(<object>old)
 

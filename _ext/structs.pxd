@@ -65,8 +65,7 @@ cdef extern from *:
     typedef struct {
         union {
             PyObject *concrete;     /* owned: torch tensor (see native_calls.object_of); exception when SLOT_FAILED. Of
-                                   a place without data: None, or on a root, a tensor on the storage that an estimate
-                                   keeps (lazy.keep) */
+                                   a place without data: None, or on a root, what an estimate knows (lazy._Noted) */
             uint64_t producer;      /* SLOT_PENDING: sequence number of the record; free: next free slot */
         };
         uint32_t users : 24;        /* pending records that take it as input + slots whose storage root it is */

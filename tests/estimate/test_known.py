@@ -396,3 +396,17 @@ def test_C4_one_hot_of_nothing_wants_a_number_of_classes(knowing: None) -> None:
         with pytest.raises(RuntimeError, match="Can not infer total number of classes from empty tensor"):
             torch.nn.functional.one_hot(nothing, classes)
     assert torch.nn.functional.one_hot(nothing, 1).shape == (0, 1)
+
+
+def test_C4_what_an_estimate_knows_goes_to_no_executor() -> None:
+    """Executors adopt values that were computed; what is known of tensors without data they took for such."""
+    before = mindtorch.get_executor()
+    with estimating(Accelerator("Test GPU", 10**9)):
+        numbers, unknown = torch.tensor([3, 4]), torch.rand(4, device="cuda") > 0.5
+        chosen = torch.where(unknown, 1, 0)  # decided, as nobody knows it
+        mindtorch.set_executor(mindtorch.LoopbackExecutor("cpu"))
+        try:
+            assert numbers.tolist() == [3, 4] and (numbers + 1).tolist() == [4, 5]
+        finally:
+            mindtorch.set_executor(before)
+        assert (numbers + 1).tolist() == [4, 5] and chosen.shape == (4,)
