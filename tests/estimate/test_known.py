@@ -19,6 +19,8 @@ from mindtorch._ext import lazy as core
 from mindtorch.base.errors import UsageError
 from mindtorch.engine.record import predict
 from mindtorch.profile.estimate import assumptions, known_values
+from mindtorch.profile.estimate.accelerator import Accelerator
+from mindtorch.profile.estimate.estimating import estimating
 
 META = torch.device("meta")
 
