@@ -68,6 +68,7 @@ cdef class Sampler:
         self.due = False
         if self.thread != NULL:
             return
+        register()
         w = <mt_watch *> calloc(1, sizeof(mt_watch))
         if w == NULL:
             raise MemoryError
@@ -125,8 +126,16 @@ def go_on():
     _paused.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_parent=go_on, after_in_child=_paused.clear)
+cdef bint _registered = False
+
+
+cdef int register() except -1:
+    """For forks, behind whatever was registered when modules were loaded: Python code that is called afterwards would
+    let threads begin."""
+    global _registered
+    if not _registered and hasattr(os, "register_at_fork"):
+        _registered = True
+        os.register_at_fork(after_in_parent=go_on, after_in_child=_paused.clear)
 
 
 cdef int start_now(void *data) except -1:

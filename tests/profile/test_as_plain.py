@@ -59,7 +59,8 @@ def test_C2_warnings_name_the_lines_that_they_name_without_a_profile(program, fi
         profiled = told()
     plain = told()
     assert profiled == plain
-    assert [each[1] for each in profiled] == [file]
+    # Python 3.12 and newer warn where the tests' process has threads that it forks from.
+    assert [each[1] for each in profiled if "use of fork()" not in each[0]] == [file]
 
 
 def test_C2_what_threads_did_is_that_of_the_reported_iterations():
