@@ -342,4 +342,3 @@ def test_L12_a_models_class_goes_with_the_program() -> None:
     del model
     gc.collect()
     assert kind() is None
-    generation.uninstall()
