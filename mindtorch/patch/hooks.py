@@ -433,11 +433,18 @@ def _module_apply(self: torch.nn.Module, fn: Any, recurse: bool = True) -> Any:
     return uninitialized.apply(self, fn, recurse, _torch_module_apply)
 
 
+def _makes_tensors(func: Any) -> bool:
+    # Torch's own list is made once, and lacks what stood under another name then.
+    name = getattr(func, "__name__", "")
+    named = name in creation.RECORDED and getattr(torch, name, None) == func
+    return named or func in _torch_device._device_constructors()
+
+
 def _device_context(self: Any, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
     # `with torch.device("remote_accelerator")`: the mode hands torch's own function the device, past the hooks.
     kwargs = kwargs or {}
     place = where(self.device)
     ours = place.ours or (place is META and namespace.speaks())
-    if ours and func in _torch_device._device_constructors() and kwargs.get("device") is None:
+    if ours and _makes_tensors(func) and kwargs.get("device") is None:
         return create(_hooks.original(func), args, {**kwargs, "device": self.device})
     return _torch_context(self, func, types, args, kwargs)
