@@ -434,9 +434,11 @@ def _module_apply(self: torch.nn.Module, fn: Any, recurse: bool = True) -> Any:
 
 
 def _makes_tensors(func: Any) -> bool:
-    # Torch's own list, without `normal`, is made once, and lacks what stood under another name then.
+    # Torch's own list, which has no `normal` and nothing that is like another, is made once, and lacks what stood under
+    # another name then.
     name = getattr(func, "__name__", "")
-    named = name != "normal" and name in creation.RECORDED and getattr(torch, name, None) == func
+    listed = name in creation.RECORDED and name != "normal" and not name.endswith("_like")
+    named = listed and getattr(torch, name, None) == func
     return named or func in _torch_device._device_constructors()
 
 
