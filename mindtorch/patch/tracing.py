@@ -25,7 +25,7 @@ from ..base.patching import Patch, for_builtins
 from ..devices import mode
 from ..devices.places import where
 from ..engine.execute import values
-from ..engine.record.unwrapping import PROXY
+from ..engine.record.unwrapping import tracing_mode
 from ..npu.tensor import is_npu
 from . import attention
 from .module_moves import is_opaque
@@ -194,11 +194,6 @@ def of_dynamo(convert_frame: Any) -> Iterator[Patch]:
     yield from torch_facts.met_by_dynamo(_meets)
 
 
-def _traces() -> bool:
-    """Is a call of the program's traced, not one of ours within it?"""
-    return torch._C._get_dispatch_mode(PROXY) is not None  # type: ignore[attr-defined]
-
-
 def of_make_fx(proxy_tensor: Any) -> Iterator[Patch]:
     """``make_fx`` on recorded tensors refuses what its graph would hold as a constant: values that are read."""
     tracer = getattr(proxy_tensor, "_MakefxTracer", None)
@@ -221,7 +216,7 @@ def of_make_fx(proxy_tensor: Any) -> Iterator[Patch]:
         def refuse(tensors: Iterable[Any], reason: str) -> None:
             if (
                 threading.get_ident() == thread
-                and _traces()
+                and tracing_mode() is not None
                 and any(t in self.fx_tracer.tensor_tracker for t in tensors)
             ):
                 raise UnsupportedOperationError(

@@ -123,7 +123,7 @@ class _Move(torch.autograd.Function):
 
 def _asked(t: torch.Tensor, options: dict[str, Any]) -> Any:
     stack = _program_modes() or []
-    traces = _get_dispatch_mode(unwrapping.PROXY)
+    traces = unwrapping.tracing_mode()
     if traces is not None:
         options = {name: value for name, value in options.items() if name != "layout"}  # which `to` does not take
         with Modes(*(entry for entry in stack if entry is not traces)):
@@ -137,7 +137,6 @@ def _asked(t: torch.Tensor, options: dict[str, Any]) -> Any:
 
 
 _to_copy = torch.ops.aten._to_copy.default
-_get_dispatch_mode = torch._C._get_dispatch_mode  # type: ignore[attr-defined]
 
 
 def _traced(tracer: Any, t: torch.Tensor, options: dict[str, Any], out: Any) -> Any:

@@ -10,7 +10,16 @@ from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
 from ..._ext import lazy as _core
 
-__all__ = ["below_functionalization", "differentiates", "hides", "index_inside", "lifted", "traced", "wrapped"]
+__all__ = [
+    "below_functionalization",
+    "differentiates",
+    "hides",
+    "index_inside",
+    "lifted",
+    "traced",
+    "tracing_mode",
+    "wrapped",
+]
 _functorch = torch._C._functorch
 
 
@@ -41,13 +50,18 @@ def lifted(made: Any) -> Any:
 
 def traced(made: Any) -> Any:
     """What came to a device of ours while ``make_fx`` traces: a constant of its graph, copied in each of its runs."""
-    if torch._C._get_dispatch_mode(PROXY) is None:  # type: ignore[attr-defined]
+    if tracing_mode() is None:
         return made
     with torch._C.DisableTorchFunctionSubclass():
         return torch.ops.aten.lift_fresh.default(made)
 
 
 PROXY = torch._C._TorchDispatchModeKey.PROXY  # type: ignore[attr-defined]
+
+
+def tracing_mode() -> Any:
+    """The mode by which ``make_fx`` traces the program's calls; None: they are not traced, or this is one of ours."""
+    return torch._C._get_dispatch_mode(PROXY)  # type: ignore[attr-defined]
 
 
 def wrapped(t: torch.Tensor) -> bool:
