@@ -361,3 +361,19 @@ def test_L9_a_mode_that_raises_leaves_the_stack_as_it_was() -> None:
             torch.ones(2, device=LAZY)
         torch.ones(2, device=LAZY)
     assert outer.seen == ["aten.ones.default"] and torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_L2_a_device_context_makes_what_was_exchanged_before(
+    in_python: Callable[..., Any],
+) -> None:
+    """As transformers does with ``torch.linspace`` while it loads a model; torch keeps its list for good."""
+    made = in_python("""
+import torch, mindtorch
+torchs, torch.linspace = torch.linspace, lambda *args: torchs(*args, device="cpu")
+with torch.device("meta"):
+    torch.ones(1)
+torch.linspace = torchs
+with torch.device("remote_accelerator"):
+    print(torch.linspace(0, 1, 3).device)
+""")
+    assert made.stdout == "remote_accelerator:0\n"

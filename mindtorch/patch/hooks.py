@@ -162,6 +162,8 @@ _torch_module_to = torch.nn.Module.to
 _torch_packed_sequence_to = PackedSequence.to
 _torch_module_apply = torch.nn.Module._apply
 _torch_context = _torch_device.DeviceContext.__torch_function__
+# Torch makes this list once. By now: transformers exchanges torch.linspace while it loads a model.
+_torch_device._device_constructors()
 
 
 _COMPRESSED = SPARSE - {torch.sparse_coo}
@@ -433,20 +435,11 @@ def _module_apply(self: torch.nn.Module, fn: Any, recurse: bool = True) -> Any:
     return uninitialized.apply(self, fn, recurse, _torch_module_apply)
 
 
-def _makes_tensors(func: Any) -> bool:
-    # Torch's own list, which has no `normal` and nothing that is like another, is made once, and lacks what stood under
-    # another name then.
-    name = getattr(func, "__name__", "")
-    listed = name in creation.RECORDED and name != "normal" and not name.endswith("_like")
-    named = listed and getattr(torch, name, None) == func
-    return named or func in _torch_device._device_constructors()
-
-
 def _device_context(self: Any, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
     # `with torch.device("remote_accelerator")`: the mode hands torch's own function the device, past the hooks.
     kwargs = kwargs or {}
     place = where(self.device)
     ours = place.ours or (place is META and namespace.speaks())
-    if ours and _makes_tensors(func) and kwargs.get("device") is None:
+    if ours and func in _torch_device._device_constructors() and kwargs.get("device") is None:
         return create(_hooks.original(func), args, {**kwargs, "device": self.device})
     return _torch_context(self, func, types, args, kwargs)
