@@ -102,6 +102,9 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
         times = steps.get("time_s")
         least, usual, most = (seconds(times[name]) for name in ("min", "median", "max")) if times else ("",) * 3
         each = f", median {usual} ({least} to {most})" if times else ""
+        if steps.get("about_s") and not report.get("generation"):
+            low, high = seconds(steps["about_low_s"]), seconds(steps["about_high_s"])
+            each = f", about {seconds(steps['about_s'])} each ({low} to {high})"
         left_out = f", {steps['warmup']} of them left out as warm-up ({seconds(steps.get('warmup_s'))})"
         aside = steps.get("threads_aside")
         of_one = f" of one loop ({counted(aside, 'other thread')} left out)" if aside else ""
@@ -274,7 +277,7 @@ def _energy(report: dict[str, Any]) -> str:
     unit = ((report.get("workload") or {}).get("unit") or "tokens")[:-1]
     parts = [f"{name} {joules(each)} a {unit}" for name, each in (energy.get("token_j") or {}).items()]
     if energy.get("step_j") and (report.get("steps") or {}).get("count", 0) > 1 and not report.get("generation"):
-        parts.insert(0, f"{joules(energy['step_j'])} a step, all included")  # also what is around the steps
+        parts.insert(0, f"{joules(energy['step_j'])} a step")
     if energy["accelerators"] > 1:
         parts.append(f"all {count(energy['accelerators'])}: {joules(energy['all_j'])} if each does as much")
     return " · ".join([text, *parts])

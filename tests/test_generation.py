@@ -13,7 +13,7 @@ from torch import nn
 
 import mindtorch
 from mindtorch._ext import context
-from mindtorch.engine.semantics import generation
+from mindtorch.engine.semantics import generation, snapshots
 from mindtorch.profile import Profiler
 from mindtorch.profile.cost import targets
 from mindtorch.profile.estimate.estimator import Estimator
@@ -328,7 +328,7 @@ def test_L12_what_is_given_is_looked_at_seven_deep() -> None:
         deep = [deep]
     for value, count in ((deep, 1), ([deep], 0)):
         found: list[torch.Tensor] = []
-        generation._find(value, found)
+        snapshots.find(value, found)
         assert len(found) == count
 
 

@@ -457,3 +457,41 @@ def test_L12_what_a_decoder_keeps_of_its_encoder_has_not_grown(read: int) -> Non
     assert told[0]["phases"] == [
         {"name": "prefill", "steps": 1, "tokens": 12}, {"name": "decode", "steps": 3, "tokens": 6},
     ]  # fmt: skip
+
+
+class Hooked(nn.Module):
+    """Two layers whose keys hooks keep in a dict, as Whisper's do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.keys, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WORDS)
+        self.keys.register_forward_hook(self._keep)
+        self.kept: dict[nn.Module, Tensor] = {}
+
+    def _keep(self, module: nn.Module, _: Any, out: Tensor) -> Tensor:
+        self.kept[module] = torch.cat([self.kept[module], out], 1) if module in self.kept else out
+        return self.kept[module]
+
+    def forward(self, ids: Tensor, past: dict[nn.Module, Tensor], at: int = 0) -> Any:
+        self.kept = past
+        return self.head(self.keys(self.embed(ids))[:, -1:]), past
+
+
+@pytest.mark.parametrize("kind", ["object", "returned", "hooks", "buffer"])
+@pytest.mark.parametrize("run", [Profiler, Estimator])
+def test_C2_a_cache_has_its_kind_at_the_peak(kind: str, run: type[Profiler | Estimator]) -> None:
+    """It was "activations", in the table below a header that named its size."""
+    with run() as seen, torch.no_grad():
+        model = Hooked() if kind == "hooks" else Model(kind)
+        ids, past = prompt("cpu", 24), Cache() if kind == "object" else {} if kind == "hooks" else None
+        logits, past = model(ids, past)
+        for at in range(24, 27):
+            logits, past = model(logits[:, -1:].argmax(-1), past, at)
+    report = seen.report()
+    kinds, at_end = report["memory"]["categories"], report["generation"]["kv_cache"]["bytes"]
+    of = {n: 2 * 4 * WIDTH * n + (4 if kind == "returned" else 0) for n in range(24, 28)}  # after so many tokens
+    assert at_end == (of[27] if kind != "buffer" else model.kept.nbytes)
+    if kind == "buffer":
+        assert "key-value cache" not in kinds and kinds["buffers"] >= at_end
+    else:  # at the peak there are that of the call before and that of this one, or one of them
+        assert kinds["key-value cache"] in {*of.values(), of[24] + of[25], of[25] + of[26], of[26] + of[27]}

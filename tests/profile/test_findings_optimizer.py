@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from mindtorch.profile.report import findings
+from mindtorch.profile.report import findings, time_findings
 from tests.profile.test_findings import estimated, ids, measured, rows_of, the
 
 _HERE = Path(__file__)
@@ -57,8 +57,9 @@ def test_C2_finding_optimizer_unfused_where_it_was_measured() -> None:
     assert "optimizer-unfused" not in ids(fused)
 
 
-def test_C2_finding_optimizer_unfused_says_what_its_share_leaves_out() -> None:
+def test_C2_finding_optimizer_unfused_says_what_its_share_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """24 % of the time were the phase's and the pattern's, 19 % the finding's: the rest made the state."""
+    monkeypatch.setattr(time_findings, "percent", str)  # on a busy machine, both may round to the same
     whole, later = (the(measured(learn, "cpu", torch.optim.Adam, 256, warmup=n), "optimizer-unfused", "learns",
                         file=_HERE)["text"] for n in (0, 1))  # fmt: skip
     assert "Adam, without creating its state or clipping gradients: " in whole and "without" not in later

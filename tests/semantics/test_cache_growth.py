@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mindtorch.engine.semantics import generation
+from mindtorch.engine.semantics import generation, snapshots
 from mindtorch.engine.semantics.cache_growth import beside, growth, length, sizes
 
 
@@ -76,7 +76,7 @@ def nested(depth: int, inside: Any) -> Any:
 ])  # fmt: skip
 def test_L12_lists_and_dicts_are_looked_at_so_deep_and_so_far(value: Any, tensors: int) -> None:
     found: list[torch.Tensor] = []
-    generation._find(value, found)
+    snapshots.find(value, found)
     assert len(found) == tensors
 
 
@@ -89,26 +89,26 @@ def test_L12_objects_are_kept_apart_with_what_they_hold() -> None:
     t, u, holder = torch.ones(1), torch.ones(1), Holder(torch.ones(2), [torch.ones(3)])
     tensors: list[torch.Tensor] = []
     held: list[tuple[Any, Any]] = []
-    generation._find([t, holder, (u, len)], tensors, held)
+    snapshots.find([t, holder, (u, len)], tensors, held)
     assert [id(each) for each in tensors] == [id(t), id(u)]
     assert [(each, len(snapshot)) for each, snapshot in held] == [(holder, 2), (len, 0)]
 
 
 def test_L12_what_changed_is_new_or_written_or_may_be() -> None:
     def shot(*tensors: torch.Tensor) -> Any:
-        return generation._snapshot(list(tensors))
+        return snapshots.of(list(tensors))
 
     a, b = torch.ones(1), torch.ones(1)
     before = shot(a, b)
-    assert generation._is_same(before, shot(a, b)) and not generation._changed(before, shot(a))
-    assert not generation._is_same(before, shot(a))
+    assert snapshots.is_same(before, shot(a, b)) and not snapshots.changed(before, shot(a))
+    assert not snapshots.is_same(before, shot(a))
     b.add_(1)
     c = torch.ones(1)
-    assert set(generation._changed(before, shot(a, b, c))) == {id(b), id(c)}
-    assert not generation._is_same(before, shot(a, b))
+    assert set(snapshots.changed(before, shot(a, b, c))) == {id(b), id(c)}
+    assert not snapshots.is_same(before, shot(a, b))
     with torch.inference_mode():
         hidden = torch.ones(1)
-    assert set(generation._changed(shot(hidden), shot(hidden))) == {id(hidden)}  # it has no version
+    assert set(snapshots.changed(shot(hidden), shot(hidden))) == {id(hidden)}  # it has no version
 
 
 def test_L12_a_state_keeps_the_newest_thousand_of_what_lives() -> None:

@@ -23,19 +23,16 @@ import logging
 import threading
 import time
 import weakref
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
-from types import ModuleType
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch._C import _functorch
 
 from mindtorch._ext import context
 from mindtorch._ext import lazy as _core
 from mindtorch._ext.signals import by_signal_handler
-from mindtorch.engine.semantics import own_attributes, owners
+from mindtorch.engine.semantics import owners, snapshots
 from mindtorch.engine.semantics.no_gradients import without_gradients
 
 __all__ = ["Generated", "install", "listeners", "over", "uninstall"]
@@ -46,17 +43,8 @@ _CANDIDATE = context.CANDIDATE
 _NAMES = ("inputs_embeds", "input_ids", "decoder_inputs_embeds", "decoder_input_ids")  # the last there is counts
 _NO_IDS = ("mask", "position", "token_type", "labels")  # in the names of other integers
 _INTEGERS = (torch.int64, torch.int32)
-_DEEPEST = 6  # of a cache: encoder-decoder's → one of both → layers → layer → tensor
 _MOST = 1024  # tensors, and objects, of a state
-_MOST_LOOKED = 20_000  # values, in looking at what a call got
-_PASSED = (
-    str, bytes, int, float, complex, bool, type(None), torch.dtype, torch.device, type, ModuleType, torch.nn.Module,
-)  # fmt: skip
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))  # none of them holds a state
-
-_WIDEST = 4096  # entries of a list or a dict that are looked at
-
-_Snapshot = dict[int, tuple["weakref.ref[torch.Tensor]", int]]  # id of a tensor -> (it, its version)
 
 
 class _State:
@@ -77,19 +65,19 @@ class _State:
     def keep(self, objects: list[Any], tensors: list[torch.Tensor]) -> None:
         """A call wrote these."""
         new = {id(each) for each in (*objects, *tensors)}
-        self.objects = [ref for ref in self.objects if _is_alive(ref) and id(ref()) not in new]
-        self.objects = [*self.objects, *map(_weak, objects)][-_MOST:]
-        self.tensors = [ref for ref in self.tensors if _is_alive(ref) and id(ref()) not in new]
+        self.objects = [ref for ref in self.objects if snapshots.is_alive(ref) and id(ref()) not in new]
+        self.objects = [*self.objects, *map(snapshots.weak, objects)][-_MOST:]
+        self.tensors = [ref for ref in self.tensors if snapshots.is_alive(ref) and id(ref()) not in new]
         self.tensors = [*self.tensors, *map(weakref.ref, tensors)][-_MOST:]
 
     def had(self, tokens: torch.Tensor) -> bool:
         """Are they part of a tensor that an earlier call got other tokens from, unchanged since?"""
-        ref, version = self.tokens.get(_place(tokens), (None, 0))
-        return ref is not None and ref() is not None and version == _version(tokens)
+        ref, version = self.tokens.get(snapshots.place(tokens), (None, 0))
+        return ref is not None and ref() is not None and version == snapshots.version(tokens)
 
     def took(self, tokens: torch.Tensor) -> None:
         """A call got its tokens there."""
-        place, base = _place(tokens), tokens._base  # a slice of it may be gone already
+        place, base = snapshots.place(tokens), tokens._base  # a slice of it may be gone already
         if base is None or base.numel() == tokens.numel():
             return  # the whole of it: no other call has the rest
 
@@ -97,7 +85,7 @@ class _State:
             if self.tokens.get(place, (None, 0))[0] is ref:
                 del self.tokens[place]
 
-        self.tokens[place] = weakref.ref(base, forget), _version(tokens)
+        self.tokens[place] = weakref.ref(base, forget), snapshots.version(tokens)
 
 
 class _Call:
@@ -107,17 +95,20 @@ class _Call:
         from mindtorch.engine.semantics import cache_growth  # few programs have such calls
 
         self.module, self.state, self.got = module, state, got
-        self.held: list[tuple[Any, _Snapshot]] = []  # objects that it got, and their tensors before
-        self.inside: _Snapshot | None = None  # the module's own tensors before, where they were looked at
+        self.held: list[tuple[Any, snapshots.Snapshot]] = []  # objects that it got, and their tensors before
+        self.inside: snapshots.Snapshot | None = None  # the module's own tensors before, where they were looked at
         self.phase, self.tokens = _FORWARD, 0
         self.sequences = 0  # where how much its state grows by says whether it decodes
         tensors: list[torch.Tensor] = []
-        _find(got, tensors, self.held)
+        snapshots.find(got, tensors, self.held)
         self.given: dict[Any, dict[int, weakref.ref[torch.Tensor]]] = {}  # place -> version -> a tensor there
         for t in tensors:
-            self.given.setdefault(_place(t), {})[_version(t)] = weakref.ref(t)
+            self.given.setdefault(snapshots.place(t), {})[snapshots.version(t)] = weakref.ref(t)
         self._had = [{id(t): (weakref.ref(t), 0) for t in tensors}, *(before for _, before in self.held)]
-        self.growth, self.sizes = cache_growth, cache_growth.sizes(t for before in self._had for t in _alive(before))
+        self.growth, self.sizes = (
+            cache_growth,
+            cache_growth.sizes(t for before in self._had for t in snapshots.alive(before)),
+        )
 
     def had(self, t: torch.Tensor) -> bool:
         """Was it there before the call?"""
@@ -125,11 +116,12 @@ class _Call:
 
     def version(self, t: torch.Tensor) -> int | None:
         """That of its memory before the call, which got it; None: it is new, maybe where another's was that is gone."""
-        found = self.given.get(_place(t), {}).items()
+        found = self.given.get(snapshots.place(t), {}).items()
         return next((version for version, ref in found if ref() is not None), None)
 
 
 listeners: list[Callable[[int, int], None]] = []  # told of the phase that what was in the other one had
+cached: list[Callable[[list[torch.Tensor]], None]] = []  # told of the tensors that a call keeps for the next one
 _phases: set[int] = set()  # of a run's calls so far; decode, too, where one got more than what is new
 _counts: Counter[tuple[str, str]] = Counter()
 _cache_bytes = 0  # after the last call
@@ -229,8 +221,9 @@ def _phase(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     count = shape.numel()
     if reads:
         alive = ((number, ref()) for number, ref in enumerate(state.returned))
-        state.passed = {n for n, t in alive if t is not None and _place(t) in call.given} or state.passed
+        state.passed = {n for n, t in alive if t is not None and snapshots.place(t) in call.given} or state.passed
         _was_prefill(module)
+        _tell_of_cache(_cache(state, call))  # this call may put others in their place
         phase = _DECODE if new else _PREFILL
         if not single and _candidate is None:
             phase, call.sequences = _CANDIDATE, shape[:-1].numel()
@@ -287,22 +280,22 @@ def _wrote(call: _Call, result: Any) -> None:
     global _cache_bytes
     state = call.state
     returned: list[torch.Tensor] = []
-    held: list[tuple[Any, _Snapshot]] = []
-    _find(result, returned, held)
+    held: list[tuple[Any, snapshots.Snapshot]] = []
+    snapshots.find(result, returned, held)
     tensors = [t for t in returned if t.dtype.is_floating_point and call.version(t) is None]
     if len(tensors) == 1:  # what the call is for: a model that gets it again refines it
         tensors.clear()
     got: list[torch.Tensor] = []
-    _find(call.got, got)  # lists and dicts may have new ones, and what there was may be written
-    filled = [t for t in got if t.dtype.is_floating_point and call.version(t) != _version(t)]
-    written = [holder for holder, before in call.held if not _is_same(before, _snapshot(holder))]
+    snapshots.find(call.got, got)  # lists and dicts may have new ones, and what there was may be written
+    filled = [t for t in got if t.dtype.is_floating_point and call.version(t) != snapshots.version(t)]
+    written = [holder for holder, before in call.held if not snapshots.is_same(before, snapshots.of(holder))]
     written += [holder for holder, now in held if now and all(holder is not each for each, _ in call.held)]
     state.keep(written, tensors + filled)
     state.returned = [weakref.ref(t) for t in tensors[1:]]
-    inside = {} if call.inside is None else _changed(call.inside, _inside(call.module))
+    inside = {} if call.inside is None else snapshots.changed(call.inside, _inside(call.module))
     state.inside = bool(inside)
     if call.sequences and _is_candidate(call.module):
-        found = (each for holder in written for each in _alive(_snapshot(holder)))
+        found = (each for holder in written for each in snapshots.alive(snapshots.of(holder)))
         made = [t for t in (*returned, *got, *found) if not call.had(t)]
         sizes = call.growth.sizes(made)
         grown, state.grows = call.growth.growth(call.sizes, sizes, call.tokens // call.sequences)
@@ -313,11 +306,15 @@ def _wrote(call: _Call, result: Any) -> None:
         _settle(call.phase, call.sequences * grown)
     if call.phase in (_PREFILL, _DECODE):
         # What else a call returns (hidden states) is none of the cache where that is kept elsewhere.
-        cache = [_snapshot(holder) for holder in written] or [_snapshot(call.growth.beside(call.got, filled)) or inside]
+        cache = [snapshots.of(holder) for holder in written] or [
+            snapshots.of(call.growth.beside(call.got, filled)) or inside
+        ]
         kept = {key: ref() for found in cache for key, (ref, _) in found.items()}
         kept = kept or {id(t): t for n, t in enumerate(tensors[1:]) if not state.passed or n in state.passed}
         if kept:  # none: it failed
-            _cache_bytes = sum(t.nbytes for t in kept.values() if t is not None)
+            there = [t for t in kept.values() if t is not None]
+            _cache_bytes = sum(t.nbytes for t in there)
+            _tell_of_cache([t for t in there if id(t) not in inside])  # a module's buffers are buffers
     if _is_candidate(call.module) and not (written or inside or tensors or filled):
         _settle(_FORWARD)
 
@@ -357,6 +354,11 @@ def _tell(phase: int, was: int) -> None:
         listener(phase, was)
 
 
+def _tell_of_cache(tensors: list[torch.Tensor]) -> None:
+    for tell in cached:
+        tell(tensors)
+
+
 def _count(phase: int, tokens: int) -> None:
     _phases.add(phase)
     _counts[context.PHASES[phase], "calls"] += 1
@@ -382,51 +384,19 @@ def _tokens(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | 
 def _reads(state: _State, call: _Call) -> bool:
     """Does the call get what an earlier one of the module wrote?"""
     objects = [holder for ref in state.objects if (holder := ref()) is not None]
-    if any(holder is each for holder, _ in call.held for each in objects):
-        return True
+    return any(holder is each for holder, _ in call.held for each in objects) or bool(_given(state, call))
+
+
+def _given(state: _State, call: _Call) -> list[torch.Tensor]:
     alive = [t for ref in state.tensors if (t := ref()) is not None]
-    return any(_place(t) in call.given for t in alive)
+    return [t for t in alive if snapshots.place(t) in call.given]
 
 
-def _find(value: Any, tensors: list[torch.Tensor], held: list[tuple[Any, _Snapshot]] | None = None) -> None:
-    """The tensors in nested lists, tuples and dicts; with `held`, other objects and the tensors in them, too."""
-    left = iter(range(_MOST_LOOKED))
-    for each in _walk(value, left, into_objects=False):
-        if issubclass(type(each), torch.Tensor):
-            tensors.append(each)
-        elif held is not None:
-            held.append((each, _snapshot(each, left)))
-
-
-def _walk(value: Any, left: Iterator[int], *, into_objects: bool) -> Iterator[Any]:
-    """Tensors, and other objects unless they are gone into, near ones first. Each list, dict and object is looked at
-    once, and no more values than are `left`: there may be circles, and millions of them."""
-    todo = deque([(value, 0)])
-    seen: set[int] = set()
-    for _ in left:
-        if not todo:
-            return
-        value, depth = todo.popleft()
-        kind = type(value)  # isinstance() would ask a program's __class__
-        if issubclass(kind, torch.Tensor):
-            yield value
-        elif issubclass(kind, _PASSED) or depth > _DEEPEST or id(value) in seen:
-            continue
-        else:
-            seen.add(id(value))
-            inner: Iterable[Any]
-            if issubclass(kind, list):
-                inner = list.__iter__(value)
-            elif issubclass(kind, tuple):
-                inner = tuple.__iter__(value)
-            elif issubclass(kind, dict):
-                inner = dict.values(value)
-            elif not into_objects:
-                yield value
-                continue
-            else:
-                inner = () if callable(value) else own_attributes.values(value)
-            todo.extend((each, depth + 1) for each in islice(inner, _WIDEST))
+def _cache(state: _State, call: _Call) -> list[torch.Tensor]:
+    """What the call gets of what earlier ones wrote."""
+    objects = [holder for ref in state.objects if (holder := ref()) is not None]
+    got = [before for holder, before in call.held if any(holder is each for each in objects)]
+    return [*(t for before in got for t in snapshots.alive(before)), *_given(state, call)]
 
 
 def _is_cache(value: Any) -> bool:
@@ -434,64 +404,15 @@ def _is_cache(value: Any) -> bool:
     return "cache" in type(value).__name__.lower()
 
 
-def _snapshot(holder: Any, left: Iterator[int] | None = None) -> _Snapshot:
-    """The tensors that an object holds, with their versions."""
-    left = iter(range(_MOST_LOOKED)) if left is None else left
-    return {id(t): (weakref.ref(t), _version(t)) for t in _walk(holder, left, into_objects=True)}
-
-
-def _inside(module: torch.nn.Module) -> _Snapshot:
+def _inside(module: torch.nn.Module) -> snapshots.Snapshot:
     """Buffers and other tensors of the module and what is in it, but for its parameters, and for statistics: those
     of sequences have a dimension for each sequence or position, and one for what is kept of it."""
     from mindtorch._ext import module_state  # few programs have such calls
 
-    found: _Snapshot = {}
+    found: snapshots.Snapshot = {}
     for value in module_state.values(module, _OF_EVERY_MODULE, torch.Tensor):
         if issubclass(type(value), torch.Tensor):
-            found[id(value)] = weakref.ref(value), _version(value)
+            found[id(value)] = weakref.ref(value), snapshots.version(value)
         else:
-            found.update(_snapshot(value))
+            found.update(snapshots.of(value))
     return {key: (ref, version) for key, (ref, version) in found.items() if (t := ref()) is not None and t.dim() > 1}
-
-
-def _changed(before: _Snapshot, after: _Snapshot) -> _Snapshot:
-    """What is new, and what was written or may have been: an inference tensor has no version."""
-    found: _Snapshot = {}
-    for key, (ref, version) in after.items():
-        known, old = before.get(key, (None, -1))
-        if known is None or known() is None or not version == old >= 0:
-            found[key] = ref, version
-    return found
-
-
-def _is_same(before: _Snapshot, after: _Snapshot) -> bool:
-    """Were the same tensors there, and was none written?"""
-    return before.keys() == after.keys() and not _changed(before, after)
-
-
-def _alive(snapshot: _Snapshot) -> Iterator[torch.Tensor]:
-    return (t for ref, _ in snapshot.values() if (t := ref()) is not None)
-
-
-def _place(t: torch.Tensor) -> Any:
-    """What tensors with the same memory have in common."""
-    handle = _core.get_handle(t)
-    if handle is not None:
-        return "slot", _core.root_slot(handle)
-    wraps = _functorch.is_functorch_wrapped_tensor(t)  # vmap's and grad's have no storage
-    return t.untyped_storage()._cdata if t.layout == torch.strided and not wraps else id(t)
-
-
-def _version(t: torch.Tensor) -> int:
-    return -1 if t.is_inference() else t._version
-
-
-def _is_alive(ref: Any) -> bool:
-    return isinstance(ref, weakref.ref) and ref() is not None
-
-
-def _weak(holder: Any) -> Any:
-    try:
-        return weakref.ref(holder)
-    except TypeError:
-        return lambda: holder  # a class with __slots__: it stays until the next call

@@ -13,7 +13,7 @@ import functools
 import gc
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -60,9 +60,10 @@ from mindtorch.profile.estimate.memory_timeline import WITH_GRADIENTS, MemoryTim
 from mindtorch.profile.estimate.on_host import OnHost
 from mindtorch.profile.estimate.sampled_calls import SamplingEstimate
 from mindtorch.profile.measure import peak
+from mindtorch.profile.measure.iterations import from_end_to_end
 from mindtorch.profile.measure.run import Run
 from mindtorch.profile.report.forecast import Forecast
-from mindtorch.profile.report.recording import STAGES, Places, Recording, Stage, furthest, of_the_loop
+from mindtorch.profile.report.recording import STAGES, Places, Recording, Repeated, Stage, furthest, of_the_loop
 from mindtorch.profile.report.rows import CALLS, SIG, as_table
 
 #: How unknown values decide sizes, and in which operations.
@@ -316,21 +317,28 @@ class Estimator(Run):
         calls = np.concatenate([found.calls[first:last] for first, last in stretches])
         entered = calls[(calls["phase"] & ledger.ENTERED) != 0]["module"]
         entries = {int(m): int(n) for m, n in zip(*np.unique(entered, return_counts=True), strict=True)}
-        calls, how, reads = found.calls[at], None if self._how is None else self._how[at], reads[at]
-        rows = self._calls.table(calls, self._forecast, how)
-        made = int(rows[:, CALLS].sum())
-        if how is not None:
-            in_workers = self._calls.numbers(calls[(how & data_loading.BESIDE) != 0])
+        rows, launched = self._times(found, at, reads)
+        if self._how is not None:
+            in_workers = self._calls.numbers(found.calls[at][(self._how[at] & data_loading.BESIDE) != 0])
             self._beside = Counter(in_workers.tolist())
-        idle, launched = self._calls.waits(rows, calls, self._forecast, how, reads)
-        if idle:
-            rows = as_table([*map(tuple, rows.tolist()), *idle])
+        count, since, until = from_end_to_end(self.marks, stretches)
+        within = at[(at >= since) & (at < until)]
+        repeated = Repeated(count, *self._times(found, within, reads)) if count and self._forecast else None
         peak_bytes = max(found.peak(first, last) for first, last in stretches)
         by_line = reads_of(self.marks, self.iterations.began, stretches)
-        self.stages[stage] = Stage(rows, 0, entries, peak_bytes, Places(made), reads=by_line, launched=launched)
+        self.stages[stage] = Stage(
+            rows, 0, entries, peak_bytes, Places(len(at)), reads=by_line, launched=launched, repeated=repeated
+        )
         self.peaks = found.peaks_by("module", stretches)
         by_phase = found.peaks_by("phase", stretches)
         self.phase_peaks = [by_phase.get(i, 0) for i in range(len(context.PHASES))]
+
+    def _times(self, found: MemoryTimeline, at: Any, reads: Any) -> tuple[Any, Mapping[int, float]]:
+        """The table of the calls at these positions, with the waits of the device; what the host takes, by phase."""
+        calls, how = found.calls[at], None if self._how is None else self._how[at]
+        rows = self._calls.table(calls, self._forecast, how)
+        idle, launched = self._calls.waits(rows, calls, self._forecast, how, reads[at])
+        return as_table([*map(tuple, rows.tolist()), *idle]) if idle else rows, launched
 
     def _communicate(self, found: MemoryTimeline, cluster: Cluster) -> None:
         """When collectives run beside the computation; what they keep it waiting is their time in the tables."""

@@ -13,10 +13,24 @@ that answer requests have one together.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 #: Marks that are kept: threads that run at once show it soon.
 MOST_NOTED = 10_000
+
+
+def from_end_to_end(marks: Sequence[int], stretches: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
+    """(how many, since, until): the iterations that end within these stretches, but for what the first began with.
+
+    `marks`: their ends, as positions. Where the program's first iteration begins is not known, so it counts from its
+    end; one that was left out before the others ends where they begin.
+    """
+    ends = [mark for mark in marks if any(first < mark <= last for first, last in stretches)]
+    before = [mark for mark in marks if ends and mark < ends[0]][-1:]
+    ends = before + ends
+    return (len(ends) - 1, ends[0], ends[-1]) if len(ends) > 1 else (0, 0, 0)
+
+
 _BEGINS, _ENDS = {"enter": "call", "step begins": "step"}, {"exit": "call", "step": "step"}  # marks
 
 

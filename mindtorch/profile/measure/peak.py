@@ -30,7 +30,7 @@ from mindtorch._ext.collect import Collector
 from mindtorch.base import sourceline
 from mindtorch.base.patching import Patches
 from mindtorch.devices import mode
-from mindtorch.engine.semantics import modules, owners, phases
+from mindtorch.engine.semantics import generation, modules, owners, phases
 from mindtorch.profile.report import times
 from mindtorch.profile.report.module_names import Names
 from mindtorch.profile.report.rows import FORWARD
@@ -69,6 +69,7 @@ def say(held: Iterable[torch.Tensor], what: int) -> None:
             listener(t, what)
 
 
+generation.cached.append(lambda tensors: say(tensors, KV_CACHE))
 Role = tuple[list[torch.Tensor], int]
 
 

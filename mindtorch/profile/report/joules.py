@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mindtorch.profile.cost.energy import Board, board
-from mindtorch.profile.report.rows import Row
+from mindtorch.profile.report.rows import PHASE, SIG, Row, as_table, grouped
 
 if TYPE_CHECKING:
     from mindtorch.profile.report.forecast import Forecast
+    from mindtorch.profile.report.recording import Stage
 
 __all__ = ["TOKENS", "Energy", "add_energy"]
 
@@ -64,7 +65,7 @@ class Energy:
         return max(joules * math.exp(ends[0]), least), min(joules * math.exp(ends[1]), most)
 
 
-def add_energy(report: dict[str, Any], forecast: Forecast, rows: list[Row], launched: Mapping[int, float],
+def add_energy(report: dict[str, Any], forecast: Forecast, rows: list[Row], stage: Stage,
                names: Mapping[str, int]) -> None:  # fmt: skip
     """`energy` of a report, and its fields of `totals` and `phases`, where the target's figures are known.
 
@@ -73,25 +74,33 @@ def add_energy(report: dict[str, Any], forecast: Forecast, rows: list[Row], laun
     on = board(forecast.target)
     if on is None:
         return
-    energy = Energy(forecast, on, launched)
+    energy = Energy(forecast, on, stage.launched)
     by_phase, totals = energy.by_phase(rows), report["totals"]
     joules = sum(by_phase.values())
     totals["energy_j"] = joules
     totals["energy_low_j"], totals["energy_high_j"] = energy.interval(joules, totals)
     for phase in report["phases"]:
         phase["energy_j"] = by_phase.get(names[phase["name"]], 0.0)
-    steps = report["steps"]["count"] - report["steps"]["warmup"]
     ranks = (report.get("cluster") or {}).get("world_size") or 1
     report["energy"] = {
         "power_w": joules / totals["about_s"] if totals["about_s"] else 0.0,
         "idle_w": on.idle_w,
         "limit_w": on.limit_w,
-        "step_j": joules / steps if steps > 0 else None,
+        "step_j": _of_a_step(report, forecast, on, stage),
         "token_j": _of_tokens(report),
         "accelerators": ranks,
         "all_j": joules * ranks,
         "source": on.source,
     }
+
+
+def _of_a_step(report: Mapping[str, Any], forecast: Forecast, on: Board, stage: Stage) -> float | None:
+    """Joules of an iteration alone: those of an estimate's own calls; of a measured run, as its time is of all."""
+    if (repeated := stage.repeated) is not None:
+        rows = grouped(as_table(repeated.rows), SIG, PHASE)
+        return sum(Energy(forecast, on, repeated.launched).by_phase(rows).values()) / repeated.steps
+    totals, times = report["totals"], report["steps"]["time_s"]
+    return totals["energy_j"] * times["median"] / totals["time_s"] if times and totals["time_s"] else None
 
 
 def _of_tokens(report: Mapping[str, Any]) -> dict[str, float]:

@@ -103,6 +103,15 @@ class Stage:
     reads: Counter[int] = field(default_factory=Counter)
     # of an estimate: what the host takes to launch its calls, seconds by phase
     launched: Mapping[int, float] = field(default_factory=dict)
+    repeated: Repeated | None = None  # of an estimate
+
+
+class Repeated(NamedTuple):
+    """Iterations from the end of one to the end of another: nothing before the first, or after the last, is in it."""
+
+    steps: int
+    rows: Any  # as a stage's
+    launched: Mapping[int, float]
 
 
 class Parameters(NamedTuple):
