@@ -9,7 +9,8 @@ import inspect
 import os
 import shlex
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -248,18 +249,31 @@ def load_ipython_extension(shell: Any) -> None:
         """
         options, name = _options(line)
         found = Profile(**options)
-        with found:
+        with _kept_back(shell) as shown, found:
             ran = shell.run_cell(cell)
-        if ran.error_before_exec is not None:  # the shell has shown it
+        if ran.error_before_exec is not None:
             raise ran.error_before_exec
         if name:
             shell.user_ns[name] = found
         if ran.error_in_exec is not None:  # as without the magic, the cell fails, and those after it do not run
             print(found)  # noqa: T201 - what ran until then
+            if shown:
+                ran.error_in_exec._render_traceback_ = lambda: shown[-1]  # without the lines of the magic
             raise ran.error_in_exec
         return found
 
     shell.register_magic_function(genie, "cell", "genie")
+
+
+@contextmanager
+def _kept_back(shell: Any) -> Iterator[list[list[str]]]:
+    """What the shell would show of errors within the block: who raises them again has them shown, once."""
+    shown: list[list[str]] = []
+    shell._showtraceback = lambda kind, error, lines: shown.append(lines)  # of IPython's and of Jupyter's
+    try:
+        yield shown
+    finally:
+        del shell._showtraceback
 
 
 def unload_ipython_extension(shell: Any) -> None:

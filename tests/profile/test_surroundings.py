@@ -274,12 +274,21 @@ def test_C2_a_cell_is_profiled_by_its_magic() -> None:
             genie(line, CELL)
 
 
-def test_C2_a_cell_is_profiled_in_ipython() -> None:
+def test_C2_a_cell_is_profiled_in_ipython(capsys: pytest.CaptureFixture[str]) -> None:
     shell = shells.InteractiveShell.instance()
     try:
         shell.run_line_magic("load_ext", "mindtorch")
         assert shell.run_cell(f"%%genie -o p\nimport torch\n{CELL}").success
         assert shell.user_ns["p"].macs == 3 * 16**3
+        capsys.readouterr()
+        assert type(shell.run_cell("%%genie\ndef f():\n    return 1 // 0\nf()").error_in_exec) is ZeroDivisionError
+        out = capsys.readouterr().out
+        assert out.count("ZeroDivisionError") == 2 and out.index("genie profile") < out.index("Traceback"), "once"
+        assert "return 1 // 0" in re.sub(r"\x1b\[[\d;]*m", "", out) and "profiling.py" not in out
+        shell.run_cell("%%genie\nx = =")
+        assert capsys.readouterr().out.count("invalid syntax") == 1
+        shell.run_cell("1 // 0")
+        assert "ZeroDivisionError" in capsys.readouterr().out
         shell.run_line_magic("unload_ext", "mindtorch")
         assert "genie" not in shell.magics_manager.magics["cell"]
     finally:
