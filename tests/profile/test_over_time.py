@@ -14,6 +14,8 @@ from mindtorch.profile.cost import targets
 from mindtorch.profile.estimate.estimator import Estimator
 from mindtorch.profile.report import over_time as module
 from mindtorch.profile.report.over_time import covered, over_time
+from mindtorch.profile.report.recording import stage_tables
+from mindtorch.profile.report.rows import NS, SIG
 
 
 def test_C2_pieces_are_covered_where_they_are() -> None:
@@ -105,3 +107,28 @@ def test_C2_events_without_room_are_said() -> None:
             torch.ones(3) + 1
     found = over_time(profiler.recording())
     assert found is not None and found["dropped"] > 0
+
+
+def test_C2_the_first_batch_is_there_too() -> None:
+    """A script makes it before its first call of a model: the page's timeline began with that call."""
+
+    def program() -> None:
+        torch.ones(500, 500) @ torch.ones(500, 500)  # construction
+        net = torch.nn.Linear(8, 8)
+        for _ in range(3):
+            x = torch.ones(400, 400).add(1)
+            with torch.no_grad():
+                net(x[:8, :8])
+
+    with Profiler() as profiler:
+        program()
+    recording = profiler.recording()
+    found = over_time(recording)
+    assert found is not None
+    (thread,) = found["threads"]
+    rows = stage_tables(recording)[0][recording.reached]
+    ns: dict[str, int] = {}
+    for sig, spent in zip(rows[:, SIG].tolist(), rows[:, NS].tolist(), strict=True):
+        if (op := recording.ops[sig]) is not None:
+            ns[op.category] = ns.get(op.category, 0) + spent
+    assert {kind: sum(each) for kind, each in thread["kinds"].items()} == pytest.approx(ns, rel=0.01, abs=20_000)

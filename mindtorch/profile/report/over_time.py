@@ -9,7 +9,8 @@ import numpy as np
 
 from mindtorch._ext import context
 from mindtorch._ext.timeline import OP, RUN
-from mindtorch.profile.report.recording import Recording
+from mindtorch.profile.report.recording import Recording, first_batch
+from mindtorch.profile.report.rows import as_table
 from mindtorch.profile.report.times import EVENT
 
 STRETCHES = 480
@@ -18,8 +19,8 @@ STEPS = 400  # ends of iterations
 
 
 def over_time(seen: Recording) -> dict[str, Any] | None:
-    """Of the iterations reported, else from the first op to the last, as far as there was room for events: `STRETCHES`
-    that are equally long.
+    """`STRETCHES` that are equally long, of the iterations reported, with the first one's batch; else from the first op
+    to the last. As far as there was room for events.
 
     ``start_s`` (after the run began), ``seconds`` of all; ``threads``: for each ``kinds``, the ns of kinds of ops in
     each stretch, and ``phases``, the index of the phase that most of them were in, -1 where no op ran; ``steps``: where
@@ -30,10 +31,11 @@ def over_time(seen: Recording) -> dict[str, Any] | None:
     if log is None:
         return None
     events = np.frombuffer(log.events(), EVENT)
-    since = seen.spans[0][0] if seen.spans else 0
-    events = events[
-        ((events["kind"] == OP) | (events["kind"] == RUN)) & (events["ns"] > 0) & (events["start"] >= since)
-    ]
+    events = events[((events["kind"] == OP) | (events["kind"] == RUN)) & (events["ns"] > 0)]
+    if seen.spans:
+        stage, lines = first_batch(seen, {name: as_table(stage.rows) for name, stage in seen.stages.items()})
+        early = np.isin(events["location"], lines) if stage == seen.reached else False
+        events = events[(events["start"] >= seen.spans[0][0]) | early]
     if not len(events):
         return None
     start = events["start"].astype(np.int64)

@@ -257,6 +257,12 @@ class Recording:
         return "" if op is None else op.name
 
 
+def first_batch(seen: Recording, tables: Mapping[str, Any]) -> tuple[str, Any]:
+    """`of_the_loop`, of a run; tables: rows by stage."""
+    locations = {name: table[:, LOCATION] for name, table in tables.items()}
+    return of_the_loop(locations, seen.announced, seen.loads)
+
+
 def stage_tables(seen: Recording) -> tuple[dict[str, Any], dict[str, Counter[tuple[str, int]]]]:
     """Of each stage, the table of rows, and ns of waiting by (what for, location).
 
@@ -264,8 +270,7 @@ def stage_tables(seen: Recording) -> tuple[dict[str, Any], dict[str, Counter[tup
     """
     tables = {name: as_table(stage.rows) for name, stage in seen.stages.items()}
     waits: dict[str, Counter[tuple[str, int]]] = {name: Counter() for name in tables}
-    locations = {name: table[:, LOCATION] for name, table in tables.items()}
-    first, moved = of_the_loop(locations, seen.announced, seen.loads)
+    first, moved = first_batch(seen, tables)
     if "init" in tables and len(moved):
         again = np.isin(tables["init"][:, LOCATION], moved)
         tables[first] = np.concatenate([tables["init"][again], tables[first]])
