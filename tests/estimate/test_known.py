@@ -18,7 +18,6 @@ import mindtorch
 from mindtorch._ext import lazy as core
 from mindtorch.base.errors import UsageError
 from mindtorch.engine.record import predict
-from mindtorch.engine.remote import functions
 from mindtorch.profile.estimate import assumptions, known_values
 from mindtorch.profile.estimate.accelerator import Accelerator
 from mindtorch.profile.estimate.estimating import estimating
@@ -404,7 +403,6 @@ def test_C4_one_hot_of_nothing_wants_a_number_of_classes(knowing: None) -> None:
 def test_C4_what_an_estimate_knows_goes_to_no_executor() -> None:
     """Executors adopt values that were computed; what is known of tensors without data they took for such."""
     before = mindtorch.get_executor()
-    functions.names()  # made once: other tests find the names that torch has outside of estimates
     with estimating(Accelerator("Test GPU", 10**9)):
         numbers, unknown = torch.tensor([3, 4]), torch.rand(4, device="cuda") > 0.5
         chosen = torch.where(unknown, 1, 0)  # decided, as nobody knows it

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ... import ops
+from ...base.patching import for_builtins
 from ...ops.bounds import REFUSED, looking, looking_inside
 from ..record.handlers import made_like
 from .wire import WireError
@@ -45,6 +46,8 @@ def _table() -> dict[str, Callable[..., Any]]:
     for prefix, owner in _OWNERS:
         for name in sorted(vars(owner)) if isinstance(owner, type) else sorted(dir(owner)):
             function = getattr(owner, name)
+            if isinstance(function, types.FunctionType):  # in an estimate, one may stand in the place of torch's
+                function = for_builtins.get(function, function)
             if callable(function) and not isinstance(function, type) and _is_operation(function):
                 found.setdefault(f"{prefix}.{name}", function)
     return found
