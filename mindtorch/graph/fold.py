@@ -174,6 +174,8 @@ class Folder:
                 item.loose = self._number((node.op, len(node.outputs), *known[2:]))
                 if not item.label and _is_upkeep(node):
                     item.shape = self._number(node.op)
+                elif not item.label and _is_of_state(node):
+                    item.shape = self._number((node.op, repr((node.args, node.kwargs))))
                 continue
             item.ids = [node for child in item.children for node in child.ids]
             item.children = self.repeats(item.children)
@@ -269,7 +271,7 @@ def _alike(items: list[Item]) -> int:
 
 
 def _again(node: Node, later: Node) -> bool:
-    if _is_upkeep(node):
+    if _is_upkeep(node) or _is_of_state(node):
         return True
     sources = [source for source, _ in node.inputs]
     follows = [source for source, _ in later.inputs]
@@ -289,6 +291,12 @@ def _without_number(label: str) -> tuple[str, bool]:
 def _is_upkeep(node: Node) -> bool:
     """Initialization and parameter updates: the same few ops for each parameter, whatever its size."""
     return node.phase == "optimizer" or (not node.module and (node.op.endswith("_") or not node.inputs))
+
+
+def _is_of_state(node: Node) -> bool:
+    """A copy of a parameter or buffer, its norm: the same for each of them, whatever its size."""
+    names = node.graph._names
+    return not node.module and bool(node.inputs) and all(source in names for source, _ in node.inputs)
 
 
 def fold(graph: ComputationGraph, without: Set[int] = frozenset()) -> tuple[list[tuple[str, Item]], Folded]:

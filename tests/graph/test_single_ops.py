@@ -39,3 +39,20 @@ def test_C6_the_same_again_and_chains_are_one_line():
     for op, times in (("mul", 5), ("exp", 4), ("select", 6)):
         (line,) = [line for line in found if f" {op}(" in line]
         assert f"×{times}" in line
+
+
+def test_C6_copies_of_parameters_are_one_line_whatever_their_sizes():
+    """An average of a model's weights begins with a copy of each: hundreds of lines, and boxes side by side."""
+    net = torch.nn.Sequential(*(torch.nn.Linear(n, n + 1) for n in range(3, 8)))
+
+    def program():
+        net(torch.ones(3))
+        copies = [p.detach().clone() for p in net.parameters()]
+        scaled = [p * 2 for p in net[:2].parameters()] + [p * 3 for p in net[2:].parameters()]
+        return [(copy, each.sum().item()) for copy, each in zip(copies, scaled, strict=True)]
+
+    found = lines(program)
+    (line,) = [line for line in found if " clone(" in line]
+    assert line.endswith("×10 sizes differ")
+    assert [line.split("(")[1].split(")")[0].split(", ")[1] for line in found if " mul(" in line] == ["2", "3"]
+    assert [line.rpartition(" ×")[2].split()[0] for line in found if " mul(" in line] == ["4", "6"]
