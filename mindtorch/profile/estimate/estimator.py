@@ -407,10 +407,11 @@ class Estimator(Run):
         calls = moved = 0
         beside = self._beside.copy()
         for row in as_table(self.stages[reached].rows).tolist() if reached is not None and self._apart else ():
-            if row[SIG] in self._apart and (work := self._calls.works[row[SIG]]) is not None and work.bytes:
+            if row[SIG] in self._apart:
                 made = row[CALLS] - min(row[CALLS], beside[row[SIG]])
                 beside[row[SIG]] -= row[CALLS] - made
-                calls, moved = calls + made, moved + made * work.bytes
+                work = self._calls.works[row[SIG]]
+                calls, moved = calls + made, moved + made * (work.bytes if work is not None else 0)
         return calls if moved >= _MUCH else 0
 
     def _transferred(self) -> str | None:
