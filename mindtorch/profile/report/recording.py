@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from mindtorch._ext import location
 from mindtorch._ext.opinfo import Op
 from mindtorch.profile.report.module_names import Names
 from mindtorch.profile.report.rows import LOCATION, as_table
@@ -46,10 +47,14 @@ def of_the_loop(
     loop = [name for name in ("warmup", "main") if name in locations]
     lines = np.zeros(0, int)
     if loop and not announced:
-        lines = np.unique(np.concatenate([locations[name] for name in loop]))
-        loads = loads or {}
-        waiting = {loads[line] for line in lines.tolist() if line in loads}
-        lines = np.union1d(lines, np.array([line for line, waits in loads.items() if waits in waiting], int))
+        ids = np.unique(np.concatenate([*locations.values(), list(loads or ()), list((loads or {}).values())]).astype(int))
+        # A line that another one calls later is the same line, though its chain is another one.
+        place = {id: location.chain(id)[0] for id in ids.tolist() if id}
+        again = {place[id] for name in loop for id in np.unique(locations[name]).tolist() if id}
+        waited = {place[line]: place[waits] for line, waits in (loads or {}).items() if waits}
+        waiting = {waited[line] for line in again if line in waited}
+        again |= {line for line, waits in waited.items() if waits in waiting}
+        lines = np.array([id for id in ids.tolist() if place.get(id) in again], int)
     return "warmup" if "warmup" in locations else "main", lines[lines != 0]
 
 
