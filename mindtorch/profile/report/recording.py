@@ -47,7 +47,8 @@ def of_the_loop(
     loop = [name for name in ("warmup", "main") if name in locations]
     lines = np.zeros(0, int)
     if loop and not announced:
-        ids = np.unique(np.concatenate([*locations.values(), list(loads or ()), list((loads or {}).values())]).astype(int))
+        pairs = [*(loads or {}).items()]
+        ids = np.unique(np.concatenate([*locations.values(), *pairs]).astype(int))
         # A line that another one calls later is the same line, though its chain is another one.
         place = {id: location.chain(id)[0] for id in ids.tolist() if id}
         again = {place[id] for name in loop for id in np.unique(locations[name]).tolist() if id}
