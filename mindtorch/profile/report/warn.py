@@ -8,7 +8,7 @@ from typing import Any
 from mindtorch._ext import context
 from mindtorch.base import torch_facts
 from mindtorch.base.children import WORKER
-from mindtorch.base.words import counted
+from mindtorch.base.words import bytes_in_words, counted
 from mindtorch.profile.report.recording import Recording
 from mindtorch.profile.report.rows import Row
 
@@ -43,7 +43,7 @@ def warnings(
     if sums := _gradient_sums(seen, rows):
         calls, nbytes = sums
         found.append(
-            f"of the add calls in backward, up to {calls} ({nbytes:,} bytes) sum gradients of tensors that are used "
+            f"of the add calls in backward, up to {calls} ({bytes_in_words(nbytes)}) sum gradients of tensors that are used "
             "more than once; a plain run does some of them in place (add_), so its peak may be one gradient lower"
         )
     if seen.children:
