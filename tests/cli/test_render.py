@@ -463,3 +463,11 @@ def test_C4_launches_are_named_among_what_the_interval_is_wide_by():
     report["totals"]["predicted_s"] = 1.0
     text = " ".join(render(report, width=200).split())
     assert "uncertain most of all (launch) ±120 ms, then mm ±1.00 ms" in text
+
+
+def test_C2_what_the_peak_is_made_of_says_in_how_many_tensors():
+    """ "949 MiB in 296, optimizer state"."""
+    largest = [{"bytes": 2**21, "count": n, "category": "optimizer state", "op": "aten::zeros_like"} for n in (296, 1)]
+    text = render(dict(make_report(), memory={"peak_bytes": 2**23, "largest": largest}))
+    assert "2.00 MiB in 296 tensors, optimizer state: zeros_like" in text
+    assert "2.00 MiB, optimizer state: zeros_like" in text

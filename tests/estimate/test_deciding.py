@@ -366,7 +366,7 @@ def test_C4_known_tokens_beside_unknown_ones_are_no_trouble_without_versions(ses
 
 
 def test_C4_what_a_comparison_with_known_values_reads_is_told_as_read() -> None:
-    """"eq = 1e-12": that is what it reads, not what it gives."""
+    """ "eq = 1e-12": that is what it reads, not what it gives."""
     with Estimator() as estimator:
         known = torch.tensor([[0, 1], [2, 3]], dtype=torch.float32)
         torch.randn(2, 2).round().eq(known).all(dim=1).double().mean().item()

@@ -178,7 +178,7 @@ def test_C2_what_is_converted_in_inference_mode_is_memory(how: Any) -> None:
 
 
 def test_C2_the_bytes_of_gradients_that_are_summed_have_their_unit():
-    """"(6,400,000 bytes)" stood beside MiB."""
+    """ "(6,400,000 bytes)" stood beside MiB."""
     with Profiler(whole=True) as seen:
         x = torch.ones(1024, 1024, requires_grad=True)
         (x * 2 + x * 3).sum().backward()

@@ -43,8 +43,8 @@ def warnings(
     if sums := _gradient_sums(seen, rows):
         calls, nbytes = sums
         found.append(
-            f"of the add calls in backward, up to {calls} ({bytes_in_words(nbytes)}) sum gradients of tensors that are used "
-            "more than once; a plain run does some of them in place (add_), so its peak may be one gradient lower"
+            f"of the add calls in backward, up to {calls} ({bytes_in_words(nbytes)}) sum gradients of tensors that are "
+            "used more than once; a plain run does some of them in place (add_), so its peak may be one gradient lower"
         )
     if seen.children:
         names = ", ".join(f"{name} ×{n}" for name, n in list(seen.children.items())[:5])
