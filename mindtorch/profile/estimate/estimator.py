@@ -407,11 +407,10 @@ class Estimator(Run):
         calls = moved = 0
         beside = self._beside.copy()
         for row in as_table(self.stages[reached].rows).tolist() if reached is not None and self._apart else ():
-            if row[SIG] in self._apart:
+            if row[SIG] in self._apart and (work := self._calls.works[row[SIG]]) is not None and work.bytes:
                 made = row[CALLS] - min(row[CALLS], beside[row[SIG]])
                 beside[row[SIG]] -= row[CALLS] - made
-                work = self._calls.works[row[SIG]]
-                calls, moved = calls + made, moved + made * (work.bytes if work is not None else 0)
+                calls, moved = calls + made, moved + made * work.bytes
         return calls if moved >= _MUCH else 0
 
     def _transferred(self) -> str | None:
@@ -464,8 +463,8 @@ class Estimator(Run):
             )
         if calls := self._calls_on_host():
             found.append(
-                f"{counted(calls, 'op')} {'runs' if calls == 1 else 'run'} on CPU tensors: counted, but no time "
-                "includes their work on the CPU"
+                f"{counted(calls, 'op')} {'computes' if calls == 1 else 'compute'} on CPU tensors: counted, but no "
+                "time includes their work on the CPU"
             )
         if beside := self._beside.total():
             found.append(
