@@ -45,18 +45,19 @@ def of_the_loop(
     its stages begin; loads: lines where batches were made -> the line that waited.
     """
     loop = [name for name in ("warmup", "main") if name in locations]
-    lines = np.zeros(0, int)
+    lines: list[int] = []
     if loop and not announced:
-        pairs = [*(loads or {}).items()]
-        ids = np.unique(np.concatenate([*locations.values(), *pairs]).astype(int))
+        found = {name: np.unique(of).tolist() for name, of in locations.items()}
+        pairs = (loads or {}).items()
         # A line that another one calls later is the same line, though its chain is another one.
-        place = {id: location.chain(id)[0] for id in ids.tolist() if id}
-        again = {place[id] for name in loop for id in np.unique(locations[name]).tolist() if id}
-        waited = {place[line]: place[waits] for line, waits in (loads or {}).items() if waits}
+        ids = sorted({id for of in (*found.values(), *pairs) for id in of if id})
+        place = {id: location.chain(id)[0] for id in ids}
+        again = {place[id] for name in loop for id in found[name] if id}
+        waited = {place[line]: place[waits] for line, waits in pairs if line and waits}
         waiting = {waited[line] for line in again if line in waited}
         again |= {line for line, waits in waited.items() if waits in waiting}
-        lines = np.array([id for id in ids.tolist() if place.get(id) in again], int)
-    return "warmup" if "warmup" in locations else "main", lines[lines != 0]
+        lines = [id for id in ids if place[id] in again]
+    return "warmup" if "warmup" in locations else "main", np.array(lines, int)
 
 
 class Places(NamedTuple):
