@@ -175,12 +175,3 @@ def test_C2_what_is_converted_in_inference_mode_is_memory(how: Any) -> None:
     nbytes = {row["name"]: row["bytes"] for row in report["ops"]}
     assert (nbytes["aten::to"], nbytes["aten::reshape"]) == (2 << 20, 1 << 20)
     assert 0 <= report["totals"]["peak_bytes"] - (4 << 20) < 1024
-
-
-def test_C2_the_bytes_of_gradients_that_are_summed_have_their_unit():
-    """ "(6,400,000 bytes)" stood beside MiB."""
-    with Profiler(whole=True) as seen:
-        x = torch.ones(1024, 1024, requires_grad=True)
-        (x * 2 + x * 3).sum().backward()
-    (text,) = (text for text in seen.report()["warnings"] if "sum gradients" in text)
-    assert "up to 1 (4.00 MiB) sum gradients of tensors that are used more than once" in text
