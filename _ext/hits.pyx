@@ -7,6 +7,9 @@ from itertools import chain
 from .interpreter cimport PyTrace_CALL, PyTrace_LINE, mt_set_tracer, mt_traced_code, mt_tracer
 
 cdef Hits counting = None
+# Opcodes after which another instruction than the next one may come.
+cdef object ENDS = frozenset((*dis.hasjrel, *dis.hasjabs, *(dis.opmap[name] for name in (
+    "RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE") if name in dis.opmap)))
 
 
 cdef class Hits:
@@ -47,8 +50,9 @@ cdef class Hits:
     def take(self):
         """{(file name, line, function): times} since the last call.
 
-        A statement on several lines comes back to its first one, for the call whose arguments are on the others: that
-        is no other time. Python says so from 3.11 on.
+        A statement on several lines comes back to those that it was at before, for a call whose arguments are on
+        others or for a method of what they made: that is no other time. So all that is reached at a line without a
+        jump between is one time; and from 3.11 on Python says what is of an expression that goes on.
         """
         counts, self.counts = self.counts, {}
         begun, back = {}, {}                   # by number of the code and line; of each instruction that came back
@@ -58,16 +62,18 @@ cdef class Hits:
             table = tables.get(number)
             if table is None:
                 table = tables[number] = _instructions(self.codes[number])
-            line, spans = table[key & 0xFFFFFFFF]
+            line, spans, block = table[key & 0xFFFFFFFF]
             if spans:
                 back.setdefault((number, line), []).append(times)
             else:
-                begun[number, line] = begun.get((number, line), 0) + times
+                blocks = begun.setdefault((number, line), {})
+                blocks[block] = max(times, blocks.get(block, 0))
         found = {}
         for number, line in dict.fromkeys(chain(begun, back)):
             code = self.codes[number]
             where = (code.co_filename, line, code.co_name)
-            times = begun[number, line] if (number, line) in begun else max(back[number, line])
+            blocks = begun.get((number, line))
+            times = max(back[number, line]) if blocks is None else sum(blocks.values())
             found[where] = found.get(where, 0) + times
         return found
 
@@ -90,11 +96,12 @@ cdef class Hits:
 
 
 cdef dict _instructions(code):
-    """{offset: (line, is it of an expression on several lines?)}"""
+    """{offset: (line, is it of an expression on several lines?, number of the stretch without jumps)}"""
     cdef dict found = {}
+    cdef list blocks = _blocks(code.co_code)
     for begin, end, line in code.co_lines():
         if line is not None:
-            found.update(dict.fromkeys(range(begin, end, 2), (line, False)))
+            found.update({at: (line, False, blocks[at // 2]) for at in range(begin, end, 2)})
     if not hasattr(code, "co_positions"):
         return found
     # A loop comes back to its first line for the next of its values, which is another time.
@@ -107,7 +114,20 @@ cdef dict _instructions(code):
                 end += 1
             loop = end if dis.opname[units[end]] == "FOR_ITER" else -1
         if line is not None:
-            found[2 * at] = line, last is not None and last > line and at > loop
+            found[2 * at] = line, last is not None and last > line and at > loop, blocks[at]
+    return found
+
+
+cdef list _blocks(code):
+    """For each of its units, the number of the stretch that it is in: it runs from its first to its last one."""
+    cdef set labels = set(dis.findlabels(code))
+    cdef list found = []
+    cdef int number = 0
+    cdef bint ended = False
+    for at in range(0, len(code), 2):
+        number += ended or at in labels
+        found.append(number)
+        ended = code[at] in ENDS
     return found
 
 

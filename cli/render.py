@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -22,11 +23,18 @@ __all__ = ["Canvas", "Column", "Text", "canvas", "clean", "grade", "printable", 
 
 _PLAIN = str.maketrans("─│├└╭╮╰╯█░·×µ…●○▸–", "-||`++++#.,xu~*o>-")
 _EIGHTHS = " ▏▎▍▌▋▊▉"
+_GLUE = "\ue000"  # stands for a space at which no line ends; rich breaks at the one that Unicode has
+_AMOUNT = re.compile(r"(?<=\d) (?=(?:%|×|[nµm]?s|min|h|[kKMGTP]?i?(?:B|FLOP|MAC|J|W)?)(?:/s)?(?:[\s,;.:)]|$))")
 
 
 def clean(text: str) -> str:
     """Without control characters: names and source lines are the user's, escape sequences in them stay out."""
     return visible("".join(" " if c.isspace() else c for c in text.expandtabs(4)))
+
+
+def _together(text: str) -> str:
+    """A number stays in one line with its unit."""
+    return _AMOUNT.sub(_GLUE, text)
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ class Canvas:
         )
 
     def text(self) -> str:
-        text = self._file.getvalue()
+        text = self._file.getvalue().replace(_GLUE, " ")
         return text.translate(_PLAIN).encode("ascii", "replace").decode("ascii") if self.plain else text
 
     def add(self, *parts: RenderableType) -> None:
@@ -74,7 +82,7 @@ class Canvas:
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column(overflow="fold")
         for label, value in facts:
-            grid.add_row(label, Text(clean(value)))
+            grid.add_row(label, Text(_together(clean(value))))
         room = self.width - cell_len(title) - 12
         subject = clean(subject)
         # A command that does not fit beside the title is a fact of its own, whole.
@@ -115,7 +123,9 @@ class Canvas:
     def paragraph(self, text: str, style: str = "", bullet: str = "  ", hanging: int | None = None) -> None:
         """Wrapped to the width; the first line starts with ``bullet``, the others are indented to match."""
         indent = cell_len(bullet) if hanging is None else hanging
-        lines = Text(clean(text), style=style).wrap(self._console, max(20, self.width - indent), overflow="fold")
+        lines = Text(_together(clean(text)), style=style).wrap(
+            self._console, max(20, self.width - indent), overflow="fold"
+        )
         for number, line in enumerate(lines):
             line.rstrip()
             self.add(Text.assemble(bullet if number == 0 else " " * indent, line))

@@ -120,9 +120,11 @@ def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
     facts.append(("work", text))
     if totals.get("coverage") is not None:
         # Rounded down: 100 % is said only of everything.
-        text = f"{int(1000 * totals['coverage']) / 10:g} % of compute calls have a FLOP formula"
+        share = f"{int(1000 * totals['coverage']) / 10:g} %"
         unseen = [counted(row["count"], clean(row["what"])) for row in report.get("unseen") or []]
-        facts.append(("coverage", text + (f", of those seen; NOT SEEN: {', '.join(unseen)}" if unseen else "")))
+        calls = "the compute calls that genie saw" if unseen else "compute calls"
+        left = f"; NOT SEEN: {', '.join(unseen)}" if unseen else ""
+        facts.append(("coverage", f"{share} of {calls} have a FLOP formula{left}"))
     roofline, predicted = report.get("roofline") or {}, totals.get("predicted_s")
     if roofline and predicted:
         shares = ", ".join(
@@ -294,8 +296,8 @@ def _grounds(roofline: dict[str, Any]) -> list[tuple[str, str]]:
         found.append(("factors", f"{text}{' · TF32' if roofline.get('tf32') else ''}"))
     doubt = [row for row in roofline.get("doubt") or [] if row.get("seconds")]
     if doubt:
-        names = ", ".join(f"{clean(r['name']).removeprefix('aten::')} ±{seconds(r['seconds'])}" for r in doubt)
-        found.append(("uncertain", f"largest uncertainty: {names}"))
+        first, *more = (f"{clean(r['name']).removeprefix('aten::')} ±{seconds(r['seconds'])}" for r in doubt)
+        found.append(("uncertain", f"most of all {first}{', then ' if more else ''}{', '.join(more)}"))
     return found
 
 

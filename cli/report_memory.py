@@ -49,7 +49,7 @@ def memory(report: dict[str, Any], canvas: Canvas) -> None:
         canvas.paragraph(f"highest in {clean(place)}", "dim")
     for row in (facts.get("largest") or [])[:5]:
         made = " ".join(part for part in (row.get("op", "").removeprefix("aten::"), row.get("module")) if part)
-        many = f" in {row['count']}" if row.get("count", 1) > 1 else ""
+        many = f" in {row['count']} tensors" if row.get("count", 1) > 1 else ""
         where = _line(row, names)
         text = f"{bytes_text(row['bytes'])}{many}, {row['category']}: {made or 'moved or loaded'}"
         canvas.paragraph(clean(text + (f" ({where})" if where else "")), "dim", "  · ")

@@ -122,7 +122,7 @@ def command(
         if plan:
             _plan_the_rest()
         else:
-            _say_where_it_ran()
+            _say_where_it_ran(index is None)
             if explain:
                 _explain(seconds)
             else:
@@ -166,16 +166,16 @@ def _plan_the_rest() -> None:
         click.echo("genie run: nothing to plan: the program ran no module on remote_accelerator:0", err=True)
 
 
-def _say_where_it_ran() -> None:
-    """One line, where the program had parameters and none of them has ever been on the device."""
+def _say_where_it_ran(stays: bool) -> None:
+    """One line, where the program had parameters and none of them has ever been on the device. stays: only what asks
+    for CUDA goes there."""
     from mindtorch.engine.tensor.classes import parameters
 
     if parameters.plain and not parameters.ours:
-        click.echo(
-            "genie run: none of the program's parameters was ever on remote_accelerator: the program chooses another "
-            "device itself; --map cuda is for programs that ask for CUDA",
-            err=True,
-        )
+        why = "the program chooses another device itself; --map cuda is for programs that ask for CUDA"
+        if stays:
+            why = "the program did not move them to CUDA; without --map cuda, they start there if it names no device"
+        click.echo(f"genie run: none of the program's parameters was ever on remote_accelerator: {why}", err=True)
 
 
 def _say_what_it_waited_for(seconds: float) -> None:

@@ -22,6 +22,9 @@ _PYTHON = re.compile(
 # What starts processes to compile in: nothing of the program's runs there.
 _COMPILERS = tuple(os.path.join("torch", *name.split("/")) for name in ("_inductor/", "_dynamo/", "utils/cpp_ext"))
 
+#: What `ChildWatch` calls a worker of a DataLoader.
+WORKER = "DataLoader worker"
+
 _active: list[ChildWatch] = []
 
 
@@ -77,7 +80,7 @@ class ChildWatch:
         if getattr(target, "__module__", "") == "torch.multiprocessing.spawn":
             target = process._args[0]  # the program's own, wrapped
         if getattr(target, "__module__", "").startswith("torch.utils.data."):
-            what = "DataLoader worker"
+            what = WORKER
         else:
             what = f"multiprocessing: {getattr(target, '__name__', type(process).__name__)}"
         return lambda: self.found.update([what])

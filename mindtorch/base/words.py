@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["amounts", "bytes_in_words", "counted", "visible"]
+__all__ = ["amounts", "bytes_in_words", "counted", "time_in_words", "visible"]
 
 
 def counted(number: int | None, what: str, shown: str | None = None) -> str:
@@ -20,6 +20,14 @@ def bytes_in_words(nbytes: int) -> str:
         if nbytes >= size:
             return f"{nbytes / size:.2f} {unit}"
     return f"{nbytes} bytes"
+
+
+def time_in_words(seconds: float) -> str:
+    """``17.1 µs``, as tables of reports write it; from a second on in seconds."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= 0.9995 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
 
 
 def amounts(of: Mapping[str, float]) -> str:

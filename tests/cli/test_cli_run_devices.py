@@ -157,6 +157,8 @@ def test_C9_parameters_that_were_never_on_the_device_are_told(runs, options: tup
     here, moved = (runs.run(*runs.GENIE, *options, runs.write(text), *args) for args in ((), ("move",)))
     assert here.code == moved.code == code and here.out == moved.out == "cpu\n"
     assert here.err.count("\n") == 1 and "none of the program's parameters was ever on" in here.err
+    assert ("--map cuda is for programs that ask for CUDA" in here.err) == ("cuda" not in options)
+    assert ("the program did not move them to CUDA" in here.err) == ("cuda" in options)
     assert moved.err == ""
 
 

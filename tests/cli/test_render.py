@@ -432,3 +432,42 @@ def test_C2_what_most_of_a_run_was_names_waiting_only_where_it_waited(waits, wor
     startup = {"import_s": 4.0, "init_s": 2.0, "waits": waits}
     report = {"totals": {"wall_s": 10.0, "time_s": 3.0}, "startup": startup}
     assert _mostly(report) == f", most of it {words}"
+
+
+def test_C2_a_number_stays_in_one_line_with_its_unit():
+    """ "embedding 2 ×, 1" ended a line, and "% (launch-bound)" began the next."""
+    text = "12 ms, 13 %, 14 ×, 15 MiB, 16 k tokens, 17 GFLOP/s; " * 20
+    for width in range(60, 100):
+        sheet = Canvas(width, False, False)
+        sheet.paragraph(text)
+        sheet.facts("title", "", [("fact", text)])
+        assert not re.search(r"\d[ │]*\n[ │]*(ms|%|×|MiB|k|GFLOP/s)", sheet.text()), width
+        assert " ".join(text.split()) in " ".join(sheet.text().split())
+
+
+@pytest.mark.parametrize(("unseen", "words"), [
+    ([], "98.7 % of compute calls have a FLOP formula"),
+    ([{"what": "child process", "count": 2}],
+     "98.7 % of the compute calls that genie saw have a FLOP formula; NOT SEEN: 2 child processes"),
+])  # fmt: skip
+def test_C3_coverage_names_what_it_is_a_share_of(unseen, words):
+    text = " ".join(re.sub("[│\n]", " ", render(dict(make_report(), unseen=unseen))).split())
+    assert f"coverage {words}" in text
+
+
+def test_C4_launches_are_named_among_what_the_interval_is_wide_by():
+    """Where the host was the limit, the header named ops of 1 ms; the interval was 300 ms wide."""
+    doubt = [{"name": "(launch)", "seconds": 0.12}, {"name": "aten::mm", "seconds": 0.001}]
+    roofline = {"doubt": doubt, "target": "h100", "launch_s": 1.0}
+    report = dict(make_report(), mode="estimate", roofline=roofline)
+    report["totals"]["predicted_s"] = 1.0
+    text = " ".join(render(report, width=200).split())
+    assert "uncertain most of all (launch) ±120 ms, then mm ±1.00 ms" in text
+
+
+def test_C2_what_the_peak_is_made_of_says_in_how_many_tensors():
+    """ "949 MiB in 296, optimizer state"."""
+    largest = [{"bytes": 2**21, "count": n, "category": "optimizer state", "op": "aten::zeros_like"} for n in (296, 1)]
+    text = render(dict(make_report(), memory={"peak_bytes": 2**23, "largest": largest}))
+    assert "2.00 MiB in 296 tensors, optimizer state: zeros_like" in text
+    assert "2.00 MiB, optimizer state: zeros_like" in text

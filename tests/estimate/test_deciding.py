@@ -363,3 +363,12 @@ def test_C4_known_tokens_beside_unknown_ones_are_no_trouble_without_versions(ses
             new = nn.Linear(8, 50).cuda()(torch.randn(1, 8, device="cuda")).argmax(-1)
             tokens = torch.cat([tokens, new[:, None]], -1)
     assert tokens.shape == (1, 5)
+
+
+def test_C4_what_a_comparison_with_known_values_reads_is_told_as_read() -> None:
+    """ "eq = 1e-12": that is what it reads, not what it gives."""
+    with Estimator() as estimator:
+        known = torch.tensor([[0, 1], [2, 3]], dtype=torch.float32)
+        torch.randn(2, 2).round().eq(known).all(dim=1).double().mean().item()
+    (row,) = estimator.report()["assumed"]
+    assert (row["op"], row["value"], row["operand"]) == ("eq", assumptions.ALMOST_ZERO, True)

@@ -18,9 +18,12 @@ import mindtorch
 from mindtorch._ext import lazy as core
 from mindtorch.base.errors import UsageError
 from mindtorch.engine.record import predict
+from mindtorch.profile import Profiler
+from mindtorch.profile.cost import targets
 from mindtorch.profile.estimate import assumptions, known_values
 from mindtorch.profile.estimate.accelerator import Accelerator
 from mindtorch.profile.estimate.estimating import estimating
+from mindtorch.profile.estimate.estimator import Estimator
 
 META = torch.device("meta")
 
@@ -398,6 +401,29 @@ def test_C4_one_hot_of_nothing_wants_a_number_of_classes(knowing: None) -> None:
         with pytest.raises(RuntimeError, match="Can not infer total number of classes from empty tensor"):
             torch.nn.functional.one_hot(nothing, classes)
     assert torch.nn.functional.one_hot(nothing, 1).shape == (0, 1)
+
+
+@pytest.mark.parametrize(("classes", "more"), [(5, {}), (-1, {"max": 1, "_local_scalar_dense": 1})])
+def test_C4_one_hot_on_cuda_neither_looks_for_classes_that_are_given_nor_waits(classes: int, more: dict) -> None:
+    """It compared the least and the greatest index with the classes, and read both: 4 kernels and 2 waits a call."""
+    with Estimator(target=targets.find("h100")) as estimator:
+        index = torch.tensor([0, 4, 2], device="cuda")
+        assert torch.nn.functional.one_hot(index, classes).shape == (3, 5)
+        with pytest.raises(RuntimeError, match="smaller than num_classes"):
+            torch.nn.functional.one_hot(index, 4)
+    calls = {row["name"].removeprefix("aten::"): row["calls"] for row in estimator.report()["ops"]}
+    assert {name: calls[name] for name in calls if name[0] != "(" and name != "lift_fresh"} == {
+        "zeros": 1, "unsqueeze": 1, "scatter_": 1, **more}  # fmt: skip
+
+
+@pytest.mark.parametrize("classes", [5, -1])
+def test_C4_one_hot_runs_the_ops_of_a_run(classes: int) -> None:
+    counts = []
+    for kind in (Profiler, Estimator):
+        with kind() as seen:
+            torch.nn.functional.one_hot(torch.tensor([0, 4, 2]), classes)
+        counts.append({row["name"]: row["calls"] for row in seen.report()["ops"] if row["name"][0] != "("})
+    assert counts[0] == counts[1]
 
 
 def test_C4_what_an_estimate_knows_goes_to_no_executor() -> None:

@@ -129,3 +129,16 @@ def test_C4_autocast_is_cudas() -> None:
         assert {t.dtype for t in shorter} == {torch.float16} and {t.dtype for t in longer} == {torch.float32}
         assert half.softmax(-1).dtype is torch.float16 and not torch.is_autocast_enabled("cuda")
     assert not torch._C._dispatch_has_kernel_for_dispatch_key("aten::softmax.int", "AutocastCPU")
+
+
+@pytest.mark.parametrize("backend", [SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION])
+def test_C4_a_boolean_mask_is_made_one_of_numbers_as_torch_does(backend: SDPBackend) -> None:
+    """The products of `math` added a mask of booleans to the scores; the kernels took three ops to convert it."""
+
+    def run() -> None:
+        q, mask = _shape(), torch.ones(32, 32, dtype=torch.bool, device="cuda")
+        with sdpa_kernel(backend):
+            F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+    calls = estimate(run)[0]
+    assert calls["aten::where"] == 1 and not calls["aten::masked_fill_"] and not calls["aten::logical_not"]

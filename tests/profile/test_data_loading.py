@@ -15,10 +15,12 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from mindtorch._ext.looking import Look
+from mindtorch.base.children import WORKER
 from mindtorch.profile import Profiler
 from mindtorch.profile.estimate.estimator import Estimator
 from mindtorch.profile.measure import collect
 from mindtorch.profile.report.recording import of_the_loop
+from mindtorch.profile.report.warn import _to_count
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(0.4)"]
 
@@ -289,3 +291,13 @@ def test_C2_waiting_for_a_data_loader_is_a_row_of_its_own(workers):
     assert 0.1 <= ops["(waiting for a DataLoader)"] <= phases["data"], "of 0.4 s"
     assert sum(ops.values()) == pytest.approx(report["totals"]["time_s"])
     assert ops["(waiting for a DataLoader)"] + ops["(python)"] <= report["totals"]["time_s"]
+
+
+def test_C3_workers_are_counted_by_num_workers_0():
+    """ "run them under genie": nobody can run a DataLoader's workers so."""
+    assert _to_count({WORKER: 2}) == "num_workers=0 counts those of a DataLoader"
+    others = _to_count({"multiprocessing: work": 1})
+    assert others.startswith("to count them, run them under genie: genie profile instead of python")
+    assert _to_count({WORKER: 2, "python": 1}) == (
+        "num_workers=0 counts those of a DataLoader; " + others.replace("count them", "count others")
+    )

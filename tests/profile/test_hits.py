@@ -80,6 +80,28 @@ def test_C2_a_statement_on_several_lines_is_reached_once(tmp_path):
     )  # the end of a block is at its line, too, in some Pythons
 
 
+CHAINED = """\
+x = torch.ones(2, requires_grad=True)
+for i in range(4):
+    (x.sum() +  # 4 begins
+     x.mean() * 2).backward()  # 4 ends
+    y = torch.cat([x,  # 4 stores
+                   x]).view(  # 4 views
+        -1)
+    for k in range(2): y = (y +  # 12 loops
+                            1).view(-1)  # 8 within
+"""
+
+
+def test_C2_a_method_of_an_expression_on_several_lines_is_no_other_time(tmp_path):
+    path = tmp_path / "chained.py"
+    path.write_text(CHAINED)
+    with Profiler(whole=True, hits=True) as seen:
+        exec(compile(CHAINED, str(path), "exec"), {"torch": torch})
+    expected = {"4 begins": 4, "4 ends": 4, "4 stores": 4, "4 views": 4, "8 within": 8}
+    assert {name: hits(seen.report()).get(name) for name in expected} == expected
+
+
 @pytest.mark.parametrize("target", [None, "h100"])
 def test_C2_an_estimate_has_hits_and_totals(target):
     def program():

@@ -398,3 +398,15 @@ def test_C4_torchs_attention_on_hopper_is_flashattention_2(length: int, publishe
     assert "h100" in op_time.source(flash, h100) and op_time.source(flash, h100) == op_time.source(cudnn, h100)
     backward = attention("aten::_scaled_dot_product_flash_attention_backward", length)
     assert op_time.estimate(backward, h100).seconds == pytest.approx(2.8 * times[0])
+
+
+def test_C4_where_the_host_is_the_limit_its_launches_are_the_largest_doubt() -> None:
+    def steps() -> None:
+        x = torch.ones(8, 8, device="cuda")
+        for _ in range(100):
+            x = x @ x
+
+    doubt = estimate(steps)["roofline"]["doubt"]
+    assert [row["name"] for row in doubt[:2]] == ["(launch)", "aten::mm"]
+    assert doubt[0]["seconds"] == pytest.approx(0.5 * next(
+        row["self_s"] for row in estimate(steps)["ops"] if row["name"] == "(launch)"), rel=0.01)  # fmt: skip

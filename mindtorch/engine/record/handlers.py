@@ -22,7 +22,7 @@ from ...base import torch_facts
 from ...base.errors import LazyTensorError
 from ...base.strides import contiguous
 from ...devices import mode
-from ...devices.lazy_device import place_of
+from ...devices.lazy_device import on_cuda, place_of
 from ...devices.places import RECORDED, where
 from ..tensor.recorded import ATTRIBUTES, RecordedTensor
 from . import eager, predict, sequences, unwrapping
@@ -346,15 +346,21 @@ def _one_hot(args: tuple, kwargs: dict) -> Any:
     elif mode.now.estimate is None:
         return NotImplemented
     elif index.numel():
-        if _core.is_kept(index._handle) and index.min() < 0:
-            raise RuntimeError("Class values must be non-negative.")
-        if classes < 0:
+        known = _core.kept(index._handle)
+        if known is not None:
+            with predict.quiet():  # on CUDA, the kernel that writes the ones looks
+                least, greatest = known.min().item(), known.max().item()
+            if least < 0 or 0 <= classes <= greatest:
+                which = "non-negative" if least < 0 else "smaller than num_classes"
+                raise RuntimeError(f"Class values must be {which}.")
+        if known is not None and not on_cuda(index):
+            found = index.aminmax() if torch_facts.one_hot_asks_once() else (index.min(), index.max())
+            classes = max(classes, *(int(each.item()) + 1 for each in found))
+        elif classes < 0:
             classes = int(index.max()) + 1
-        elif _core.is_kept(index._handle) and index.max() >= classes:
-            raise RuntimeError("Class values must be smaller than num_classes.")
     elif classes <= 0:
         raise RuntimeError("Can not infer total number of classes from empty tensor.")
-    if sequences.watched() and _core.device_index(index) >= 0:
+    if mode.now.estimate is not None or (sequences.watched() and _core.device_index(index) >= 0):
         zeros = torch.zeros((*index.shape, classes), dtype=index.dtype, device=index.device)
     else:
         zeros = index.new_zeros((*index.shape, classes))

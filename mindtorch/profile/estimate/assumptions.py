@@ -60,12 +60,12 @@ def anything() -> bool:
     return bool(_assumed)
 
 
-def full(t: torch.Tensor, op: str, value: Any = None) -> torch.Tensor:
+def full(t: torch.Tensor, op: str, value: Any = None, operand: bool = False) -> torch.Tensor:
     """A plain tensor like ``t``, full of the assumption, or of what follows from it; noted as made by the program's
-    current line."""
+    current line. operand: see `answer`."""
     dtype, size, stride, _offset, _place = _core.meta_of(_core.get_handle(t))
     value = value_of(dtype) if value is None else value
-    _note(op, size, dtype, value)
+    _note(op, size, dtype, value, operand)
     return torch.empty_strided(size, stride or contiguous(size), dtype=dtype, device="cpu").fill_(value)
 
 

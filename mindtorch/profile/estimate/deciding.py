@@ -219,7 +219,7 @@ def rows(t: Any, op: str, value: torch.Tensor | None) -> torch.Tensor | None:
     and for other ops (`op` may be "")."""
     if not op or t.dtype is not torch.bool or (found := _rows.get(t)) is None or not about(op).sizes_from_values:
         return value
-    assumptions.full(t, op, value=uniform(t) if t in _equal else True)
+    assumptions.full(t, op, uniform(t) if t in _equal else True, operand=True)
     return found  # type: ignore[no-any-return]
 
 
@@ -351,7 +351,7 @@ def _carry(call: int, info: Any, inputs: list[Any], results: list[Any], values: 
         return _say(results[0] if into is None else into, int(value))
     if all(little(t.dtype, t.numel()) for t in (*inputs, *results)) and not (into is not None and values[0] is None):
         for i, t in enumerate(inputs):
-            values[i] = assumptions.full(t, info.name, value=found[i]) if values[i] is None else values[i]
+            values[i] = assumptions.full(t, info.name, found[i], operand=True) if values[i] is None else values[i]
     return False
 
 
@@ -395,7 +395,7 @@ def _keep_decided(
     if any(t.numel() > MOST_KNOWN for t in inputs):
         return
     whole = [
-        assumptions.full(t, info.name, value=known) if value is None else value
+        assumptions.full(t, info.name, known, operand=True) if value is None else value
         for t, value, known in zip(inputs, values, found, strict=True)
     ]
     made = _on(call, info, whole)

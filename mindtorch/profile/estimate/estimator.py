@@ -471,8 +471,8 @@ class Estimator(Run):
             )
         if calls := self._calls_on_host():
             found.append(
-                f"{counted(calls, 'op')} {'runs' if calls == 1 else 'run'} on CPU tensors: counted, but no time "
-                "includes their work on the CPU"
+                f"{counted(calls, 'op')} {'computes' if calls == 1 else 'compute'} on CPU tensors: counted, but no "
+                "time includes their work on the CPU"
             )
         if beside := self._beside.total():
             found.append(

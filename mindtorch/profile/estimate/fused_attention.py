@@ -117,12 +117,13 @@ def _attend(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: 
         query, key, value, attn_mask = (_cast(t, dtype) for t in (query, key, value, attn_mask))
     _validate(query, key, value, attn_mask)
     kind = chosen(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    if attn_mask is not None and attn_mask.dtype is torch.bool:  # before any of the kernels
+        never = torch.scalar_tensor(-math.inf, dtype=query.dtype, device=attn_mask.device)
+        attn_mask = torch.ops.aten.where.ScalarSelf(attn_mask, 0.0, never)
     if kind == "math":
         return torch.ops.aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )[0]
-    if attn_mask is not None and attn_mask.dtype is torch.bool:
-        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), -math.inf)
     if kind == "flash":
         size, more = query.shape[-1], -query.shape[-1] % 8
         scale = 1 / math.sqrt(size) if scale is None and size else scale

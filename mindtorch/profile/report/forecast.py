@@ -188,8 +188,9 @@ class Forecast:
 
     def summary(self, rows: Iterable[Row]) -> dict[str, Any]:
         """Seconds bound by computing, by memory and by launches, FLOPs per byte, the target's name, where the factors
-        come from, the ops that dominate the doubt; and what a roofline is drawn from: `ops`, by name, that have FLOPs
-        or move bytes, and `roofs`, the target's bytes/s and, by dtype, FLOPs a second with and without matrix units."""
+        come from, the ops (or the launches) that dominate the doubt; and what a roofline is drawn from: `ops`, by name,
+        that have FLOPs or move bytes, and `roofs`, the target's bytes/s and, by dtype, FLOPs a second with and without
+        matrix units."""
         bound = dict.fromkeys(BOUNDS, 0.0)
         flops = nbytes = 0
         doubt: dict[str, float] = {}
@@ -199,7 +200,9 @@ class Forecast:
         for row in rows:
             cost, work = self.cost(row.sig), self._works[row.sig]
             bound[cost.bound] = bound.get(cost.bound, 0.0) + self.about(row)
-            if work is not None and row.sig not in self.on_host:
+            if cost is WAITING:  # as the table of ops names it
+                doubt["(launch)"] = doubt.get("(launch)", 0.0) + self.about(row) * HOST_DOUBT
+            elif work is not None and row.sig not in self.on_host:
                 flops += row.calls * (work.flops or 0)
                 nbytes += row.calls * work.bytes
                 if work.bytes or work.flops:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from mindtorch._ext import location
 from mindtorch._ext.opinfo import Op
 from mindtorch.profile.report.module_names import Names
 from mindtorch.profile.report.rows import LOCATION, as_table
@@ -44,13 +45,19 @@ def of_the_loop(
     its stages begin; loads: lines where batches were made -> the line that waited.
     """
     loop = [name for name in ("warmup", "main") if name in locations]
-    lines = np.zeros(0, int)
+    lines: list[int] = []
     if loop and not announced:
-        lines = np.unique(np.concatenate([locations[name] for name in loop]))
-        loads = loads or {}
-        waiting = {loads[line] for line in lines.tolist() if line in loads}
-        lines = np.union1d(lines, np.array([line for line, waits in loads.items() if waits in waiting], int))
-    return "warmup" if "warmup" in locations else "main", lines[lines != 0]
+        found = {name: np.unique(of).tolist() for name, of in locations.items()}
+        pairs = (loads or {}).items()
+        # A line that another one calls later is the same line, though its chain is another one.
+        ids = sorted({id for of in (*found.values(), *pairs) for id in of if id})
+        place = {id: location.chain(id)[0] for id in ids}
+        again = {place[id] for name in loop for id in found[name] if id}
+        waited = {place[line]: place[waits] for line, waits in pairs if line and waits}
+        waiting = {waited[line] for line in again if line in waited}
+        again |= {line for line, waits in waited.items() if waits in waiting}
+        lines = [id for id in ids if place[id] in again]
+    return "warmup" if "warmup" in locations else "main", np.array(lines, int)
 
 
 class Places(NamedTuple):

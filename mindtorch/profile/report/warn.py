@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from mindtorch._ext import context
 from mindtorch.base import torch_facts
-from mindtorch.base.words import counted
+from mindtorch.base.children import WORKER
+from mindtorch.base.words import bytes_in_words, counted
 from mindtorch.profile.report.recording import Recording
 from mindtorch.profile.report.rows import Row
 
@@ -41,16 +43,13 @@ def warnings(
     if sums := _gradient_sums(seen, rows):
         calls, nbytes = sums
         found.append(
-            f"of the add calls in backward, up to {calls} ({nbytes:,} bytes) sum gradients of tensors that are used "
-            "more than once; a plain run does some of them in place (add_), so its peak may be one gradient lower"
+            f"of the add calls in backward, up to {calls} ({bytes_in_words(nbytes)}) sum gradients of tensors that are "
+            "used more than once; a plain run does some of them in place (add_), so its peak may be one gradient lower"
         )
     if seen.children:
         names = ", ".join(f"{name} ×{n}" for name, n in list(seen.children.items())[:5])
         more = f" and {len(seen.children) - 5} more" if len(seen.children) > 5 else ""
-        found.append(
-            f"NOT COUNTED: operations of child processes ({names}{more}); to count them, run them under genie: "
-            "genie profile instead of python, torchrun … --no-python genie profile SCRIPT"
-        )
+        found.append(f"NOT COUNTED: operations of child processes ({names}{more}); {_to_count(seen.children)}")
     if early_macs > (early_macs + macs) // 100:
         found.append(
             f"{counted(early_macs, 'multiply-add')} (MACs) ran before the first call of a module and count as "
@@ -94,3 +93,17 @@ def _gradient_sums(seen: Recording, rows: list[Row]) -> tuple[int, int] | None:
 def _recorded(seen: Recording) -> list[tuple[Any, Any]]:
     """(op, runs) of every op that was recorded on lazy tensors."""
     return [(seen.ops[runs.sig], runs) for runs in seen.runs]
+
+
+def _to_count(children: Mapping[str, int]) -> str:
+    """What to do so that their operations count; workers of a DataLoader are no program that genie could run."""
+    found = []
+    if WORKER in children:
+        found.append("num_workers=0 counts those of a DataLoader")
+    if children.keys() - {WORKER}:
+        others = "others" if found else "them"
+        found.append(
+            f"to count {others}, run them under genie: genie profile instead of python, "
+            "torchrun … --no-python genie profile SCRIPT"
+        )
+    return "; ".join(found)
