@@ -18,6 +18,7 @@ from mindtorch._ext.looking import Look
 from mindtorch.profile import Profiler
 from mindtorch.profile.estimate.estimator import Estimator
 from mindtorch.profile.measure import collect
+from mindtorch.profile.report import recording
 from mindtorch.profile.report.recording import of_the_loop
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(0.4)"]
@@ -202,11 +203,13 @@ def test_C2_the_loops_first_batch_is_the_loops_wherever_its_thread_was_seen(unse
     assert phases["data"]["time_s"] >= 4 * 0.15
 
 
-def test_C2_another_loader_before_the_loop_is_none_of_it():
+def test_C2_another_loader_before_the_loop_is_none_of_it(monkeypatch):
+    monkeypatch.setattr(recording.context, "location", lambda id: ("file.py", id % 10, "main"))
     table = {"init": np.array([1, 2, 3]), "main": np.array([5, 6])}
     assert of_the_loop(table, False, {1: 9, 2: 5, 5: 5, 3: 9})[1].tolist() == [2, 5, 6]
     assert of_the_loop(table, False, {1: 9, 2: 8, 6: 8})[1].tolist() == [2, 5, 6]
     assert of_the_loop(table, False)[1].tolist() == [5, 6]
+    assert of_the_loop({"init": np.array([13, 15]), "main": np.array([5, 6])}, False)[1].tolist() == [5, 6, 15]
 
 
 def test_C2_finding_data_wait_has_the_workers_that_start(monkeypatch):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from mindtorch._ext import context
 from mindtorch._ext.opinfo import Op
 from mindtorch.profile.report.module_names import Names
 from mindtorch.profile.report.rows import LOCATION, as_table
@@ -40,8 +41,9 @@ def of_the_loop(
     """(the stage in which the loop begins, lines whose ops in "init" are its first batch's).
 
     What a line does before the first call of a model, and does again later, is the loop's; so is what makes the batch
-    that one of its lines waits for. locations: of the ops of each stage; announced: whether the program has said where
-    its stages begin; loads: lines where batches were made -> the line that waited.
+    that one of its lines waits for. A line is the same one however it was reached, also where locations know the lines
+    that led to them. locations: of the ops of each stage; announced: whether the program has said where its stages
+    begin; loads: lines where batches were made -> the line that waited.
     """
     loop = [name for name in ("warmup", "main") if name in locations]
     lines = np.zeros(0, int)
@@ -50,6 +52,9 @@ def of_the_loop(
         loads = loads or {}
         waiting = {loads[line] for line in lines.tolist() if line in loads}
         lines = np.union1d(lines, np.array([line for line, waits in loads.items() if waits in waiting], int))
+        places = {context.location(line) for line in lines.tolist()} - {None}
+        early = np.unique(locations.get("init", lines)).tolist()
+        lines = np.union1d(lines, np.array([line for line in early if context.location(line) in places], int))
     return "warmup" if "warmup" in locations else "main", lines[lines != 0]
 
 

@@ -221,7 +221,7 @@ function workloadFacts(workload) {
   for (const [name, phases] of parts) {
     const row = (workload.phases || []).find((each) => each.name === phases[0]);
     const spent = phases.reduce((sum, phase) => sum + (seconds_of[phase] || 0), 0);
-    if (row && spent && row.steps) rates.push(`${name} ${amount((row[unit] || 0) / spent)} ${unit}/s${name === "decode" ? `, ${seconds(spent / row.steps)} each` : ""}`);
+    if (row && spent && row.steps) rates.push(`${name} ${amount((row[unit] || 0) / spent)} ${unit}/s${name === "decode" ? `, ${seconds(spent / row.steps)} a call` : ""}`);
   }
   const cache = workload.kv_cache, optimizer = workload.optimizer;
   return [
