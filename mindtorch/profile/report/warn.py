@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from mindtorch._ext import context
-from mindtorch.base import torch_facts
+from mindtorch.base import children, torch_facts
 from mindtorch.base.words import counted
 from mindtorch.profile.report.recording import Recording
 from mindtorch.profile.report.rows import Row
@@ -45,12 +46,7 @@ def warnings(
             "more than once; a plain run does some of them in place (add_), so its peak may be one gradient lower"
         )
     if seen.children:
-        names = ", ".join(f"{name} ×{n}" for name, n in list(seen.children.items())[:5])
-        more = f" and {len(seen.children) - 5} more" if len(seen.children) > 5 else ""
-        found.append(
-            f"NOT COUNTED: operations of child processes ({names}{more}); to count them, run them under genie: "
-            "genie profile instead of python, torchrun … --no-python genie profile SCRIPT"
-        )
+        found.append(_not_counted(seen.children))
     if early_macs > (early_macs + macs) // 100:
         found.append(
             f"{counted(early_macs, 'multiply-add')} (MACs) ran before the first call of a module and count as "
@@ -78,6 +74,22 @@ def warnings(
     if seen.mark_error is not None:
         found.append(f"start-up and iterations could not be told apart: {seen.mark_error!r}")
     return [*found, *(seen.gpu.notes() if seen.gpu is not None else ()), *seen.notes]
+
+
+def _not_counted(processes: Mapping[str, int]) -> str:
+    """What child processes ran, and what to do about those for which something can be done."""
+    names = ", ".join(f"{name} ×{n}" for name, n in list(processes.items())[:5])
+    more = f" and {len(processes) - 5} more" if len(processes) > 5 else ""
+    text = f"NOT COUNTED: operations of child processes ({names}{more})"
+    if children.LOADER_WORKER in processes:
+        text += "; with num_workers=0, a DataLoader makes its batches in this process, where they are counted"
+    if any(name not in (children.LOADER_WORKER, children.FORK) and not name.startswith(children.MULTIPROCESSING)
+           for name in processes):  # fmt: skip
+        text += (
+            "; to count those of a command, run it under genie: genie profile instead of python, "
+            "torchrun … --no-python genie profile SCRIPT"
+        )
+    return text
 
 
 def _gradient_sums(seen: Recording, rows: list[Row]) -> tuple[int, int] | None:
