@@ -226,6 +226,21 @@ def test_C4_scratch_whose_name_nobody_chose_is_not_named(at: Path, genie: Forked
     assert names == ["tmpresults_1.csv"], ran.stderr
 
 
+@pytest.mark.parametrize("mounts", [True, False], ids=["overlays", "functions"])
+def test_C4_a_program_that_removes_its_current_folder_has_its_report(at: Path, mounts: bool, genie: Forked) -> None:
+    """It ended with "genie: cannot write to standard output: No such file or directory" and exit code 1."""
+    before = snapshot(at)
+    (at / "leaves.py").write_text(
+        "import os, torch\ntorch.ones(2) + 1\nos.mkdir('a')\nos.chdir('a')\nos.rmdir('../a')\n"
+    )
+    ran = genie(at, "check", "--target", "h100", "leaves.py", mounts=mounts)
+    assert ran.returncode == 0 and "leaves.py: runs and fits" in ran.stdout, ran.stderr
+    ran = genie(at, "profile", "--target", "h100", "--json", "-", "leaves.py", mounts=mounts)
+    assert ran.returncode == 0 and json.loads(ran.stdout)["totals"]["ops"], ran.stderr
+    (at / "leaves.py").unlink()
+    assert snapshot(at).keys() == before.keys()
+
+
 AT_EXIT = """
 import atexit, os, shutil, sys
 import torch
