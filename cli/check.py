@@ -279,7 +279,7 @@ def _show(
     }
     for each in found:
         file = each["file"]
-        with contextlib.suppress(ValueError):  # on another drive
+        with contextlib.suppress(OSError, ValueError):  # there is no current directory; on another drive
             relative = os.path.relpath(file) if file else ""
             file = relative if relative and not relative.startswith("..") else file
         place = f"{file}:{each['line']}" if file else program.argument

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
 import signal
@@ -80,6 +81,9 @@ class Genie(click.Group):
         except OSError as error:
             if error.filename is not None:  # not about our own output
                 raise
+            if error.errno == errno.ENOENT:  # of what has no name, the current directory alone can be missing
+                _complain("the current directory no longer exists", "genie")
+                sys.exit(2)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor try again when the interpreter ends
             _complain(f"cannot write to standard output: {error.strerror}", "genie")
             code = 1

@@ -160,8 +160,7 @@ def _patterns(report: dict[str, Any], time_s: float) -> str:
     return "; ".join(
         f"{clean(row['name'])} {count(row['instances'])} ×"
         + (f", {100 * row['time_s'] / time_s:.0f} %" if time_s else "")
-        + _bound(row.get("bound_by_s") or {})
-        + ("" if row["verified"] else " (not run to check)")
+        + _noted(_bound(row.get("bound_by_s") or {}), "" if row["verified"] else "not verified")
         for row in report.get("patterns") or []
         if not time_s or row["time_s"] > _SHOWN * time_s
     )
@@ -170,7 +169,11 @@ def _patterns(report: dict[str, Any], time_s: float) -> str:
 def _bound(seconds_by: dict[str, float]) -> str:
     """What most of the time on the target is bound by, if one thing is."""
     most = max(seconds_by, key=lambda name: seconds_by[name], default="")
-    return f" ({most}-bound)" if most and 2 * seconds_by[most] > sum(seconds_by.values()) else ""
+    return f"{most}-bound" if most and 2 * seconds_by[most] > sum(seconds_by.values()) else ""
+
+
+def _noted(*notes: str) -> str:
+    return f" ({', '.join(filter(None, notes))})" if any(notes) else ""
 
 
 def _models(report: dict[str, Any]) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from .units import count, counted, percent, seconds
 __all__ = ["lines", "scopes", "short"]
 
 _PACKAGES = (Column("time", 8), Column("%", 5))
+_PYTHON = re.compile(r"python\d+\.\d+t?")  # the folder of the standard library
 _SCOPES = (Column("calls", 7), Column("total", 8), Column("%", 5), Column("a call", 8))
 
 
@@ -81,10 +83,14 @@ def scopes(report: dict[str, Any], canvas: Canvas, top: int) -> None:
 
 
 def short(row: Mapping[str, Any]) -> str:
-    """The file: of a library from its package on; else relative to the current directory where that is shorter."""
+    """The file: of a library, of Python's own, too, from its package on; else relative to the current directory where
+    that is shorter."""
     path, package = str(row["file"]), row.get("package")
-    if package and package != "standard library":
-        folders = path.split(os.sep)
+    folders = path.split(os.sep)
+    if package == "standard library":
+        at = max((i + 1 for i, name in enumerate(folders[:-1]) if _PYTHON.fullmatch(name)), default=len(folders) - 1)
+    elif package:
         at = max(i for i, name in enumerate(folders) if name.removesuffix(".py") == package)
-        return "/".join(folders[at:])
-    return near(path)
+    else:
+        return near(path)
+    return "/".join(folders[at:])

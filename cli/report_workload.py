@@ -60,6 +60,6 @@ def _rates(workload: dict[str, Any], phases: list[dict[str, Any]], unit: str) ->
     for name, phase_names in parts:
         row, spent = covered.get(phase_names[0]), sum(times.get(phase, 0.0) for phase in phase_names)
         if row and spent and row.get("steps"):
-            each = f", {seconds(spent / row['steps'])} each" if name == "decode" else ""
-            found.append(f"{name} {amount(row.get(unit, 0) / spent)} {unit}/s{each}")
+            a_call = f", {seconds(spent / row['steps'])} a call" if name == "decode" else ""
+            found.append(f"{name} {amount(row.get(unit, 0) / spent)} {unit}/s{a_call}")
     return found

@@ -22,8 +22,8 @@ _PYTHON = re.compile(
 # What starts processes to compile in: nothing of the program's runs there.
 _COMPILERS = tuple(os.path.join("torch", *name.split("/")) for name in ("_inductor/", "_dynamo/", "utils/cpp_ext"))
 
-#: What `ChildWatch` calls a worker of a DataLoader.
-WORKER = "DataLoader worker"
+#: What kinds of them are called that are no commands.
+LOADER_WORKER, MULTIPROCESSING, FORK = "DataLoader worker", "multiprocessing: ", "fork"
 
 _active: list[ChildWatch] = []
 
@@ -80,9 +80,9 @@ class ChildWatch:
         if getattr(target, "__module__", "") == "torch.multiprocessing.spawn":
             target = process._args[0]  # the program's own, wrapped
         if getattr(target, "__module__", "").startswith("torch.utils.data."):
-            what = WORKER
+            what = LOADER_WORKER
         else:
-            what = f"multiprocessing: {getattr(target, '__name__', type(process).__name__)}"
+            what = f"{MULTIPROCESSING}{getattr(target, '__name__', type(process).__name__)}"
         return lambda: self.found.update([what])
 
     def _command(self, popen: Any, args: Any = (), *_: Any, **__: Any) -> Callable[[], None]:
@@ -101,7 +101,7 @@ class ChildWatch:
 
     def _forked(self) -> None:
         if threading.get_ident() not in self._starting and not _compiles():
-            self.found["fork"] += 1
+            self.found[FORK] += 1
 
 
 def _compiles() -> bool:

@@ -226,7 +226,7 @@ class Overlays:
 
     def pause(self) -> None:
         """Show the disks as they are, until `resume`: what was written is kept."""
-        self._here = os.getcwd()
+        self._here = self._where()
         with _rights():
             self._show()
 
@@ -325,15 +325,19 @@ class Overlays:
         if self._shown:
             return
         self._shown = True
-        here = self._before
-        with contextlib.suppress(OSError):  # the program may have removed it
-            here = os.getcwd()
+        here = self._where()
         for disk in self._frozen:
             with contextlib.suppress(OSError):
                 _mount("none", disk.path, None, _REMOUNT | _BIND | disk.flags)
         for path, _, _ in reversed(self._covered):
             _call("umount2", os.fsencode(path), ctypes.c_int(_DETACH))
         os.chdir(here if os.path.isdir(here) else self._before)  # out of what covered it
+
+    def _where(self) -> str:
+        """The current directory; where the program has removed that, the one that it began in."""
+        with contextlib.suppress(OSError):
+            return os.getcwd()
+        return self._before
 
     def same_disk(self, *paths: Any) -> bool:
         """Whether they would be on one if nothing covered it."""

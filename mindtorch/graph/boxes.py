@@ -329,7 +329,7 @@ class _Boxes:
             found += [node.source] if node.source else []
         if box.pattern is not None:
             facts = ", ".join(f"{key}: {value}" for key, value in box.pattern.attributes.items())
-            proof = "verified by running it" if box.pattern.verified else "not run to check"
+            proof = "verified by running it" if box.pattern.verified else "not verified by running it"
             found.append(f"{box.pattern.name}, {proof}{'; ' * bool(facts)}{facts}")
         if box.children:
             found.append(f"{counted(box.ops, 'op')}, parameters and buffers read here first: {len(box.parameters):,}")

@@ -51,7 +51,7 @@ def default_device(index: int) -> Iterator[None]:
     nested = (torch.nested, "nested_tensor", _nested(torch.nested.nested_tensor))
     told = [(torch, "get_default_device", _get_default), nested, loaders.workers()]
     if slot.module.is_available():
-        told += parallel.data_parallel()
+        told += [*parallel.data_parallel(), *parallel.as_without_devices()]
     before = names.set_default_everywhere(names.device(DEVICE_TYPE, index))
     try:
         with one_generator(index), mode.enter(default=index, meets=bring_together), replaced(told):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from ..base.patching import Patch
 from ..devices.lazy_device import DEVICE_TYPE
 from ..engine.execute.tensors import torch_device
 
-__all__ = ["data_parallel", "process_groups"]
+__all__ = ["as_without_devices", "data_parallel", "process_groups"]
 
 
 def process_groups() -> Iterator[Patch]:
@@ -66,6 +67,24 @@ def data_parallel() -> Iterator[Patch]:
         yield owner, "reduce_add_coalesced", _reduce_add_coalesced
         yield owner, "scatter", _scatter
         yield owner, "gather", _gather
+
+
+def as_without_devices() -> Iterator[Patch]:
+    """(owner, name, what stands there) for programs that do not ask for CUDA.
+
+    Without a device, ``DataParallel`` just calls its module. With one, torch refuses a module that the program has put
+    on the CPU.
+    """
+    torch_forward = torch.nn.DataParallel.forward
+
+    @functools.wraps(torch_forward)
+    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        held = itertools.chain(self.module.parameters(), self.module.buffers())
+        if self.device_ids and all(t.device.type == "cpu" for t in held):
+            return self.module(*inputs, **kwargs)
+        return torch_forward(self, *inputs, **kwargs)
+
+    yield torch.nn.DataParallel, "forward", forward
 
 
 def _to(t: torch.Tensor, device: Any) -> torch.Tensor:

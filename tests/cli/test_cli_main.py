@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -89,3 +91,16 @@ def test_S11_help_is_quick():
     imported = done.stderr.split()
     assert {name.partition(".")[0] for name in imported} - {*sys.stdlib_module_names} == {"mindtorch", "click"}
     assert len(imported) < 130  # with Python's own
+
+
+def test_C8_a_current_folder_that_is_gone_is_one_line(monkeypatch, capsys):
+    """It was said of standard output, which has nothing to do with it."""
+
+    def removed(*args, **kwargs):
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")  # as os.getcwd() does, without a name
+
+    monkeypatch.setattr(click.Group, "main", removed)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["check"], prog_name="genie")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "genie: the current directory no longer exists\n"

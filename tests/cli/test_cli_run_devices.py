@@ -47,6 +47,26 @@ def test_C9_data_parallel_on_one_device(runs) -> None:
     assert (under.code, under.out) == (0, python.out), under.err
 
 
+def test_C9_data_parallel_of_a_model_that_the_program_puts_on_the_cpu(runs) -> None:
+    """torch refuses that beside a device; python has none for a program that does not ask for CUDA."""
+    text = """
+        import torch
+        from torch import nn
+        torch.manual_seed(0)
+        device = torch.device("cpu")
+        model = nn.DataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(2):
+            model(torch.arange(12.0, device=device).view(3, 4)).square().sum().backward()
+            optimizer.step()
+        print([p.double().sum().item() for p in model.parameters()], [b.sum().item() for b in model.buffers()])
+    """
+    script = runs.write(text)
+    python, under = runs.run(sys.executable, script), runs.run(*runs.GENIE, "--executor", "pipe", script)
+    assert python.code == 0, python.err
+    assert (under.code, under.out) == (0, python.out), under.err
+
+
 def test_C9_data_parallel_on_two_devices() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))

@@ -147,5 +147,5 @@ def test_C2_lines_about_the_workload():
     phases = [{"name": "prefill", "time_s": 0.5}, {"name": "decode", "time_s": 0.5}]
     assert workload_facts({"workload": decoding, "phases": phases}) == [
         ("workload", "4 × 8 tokens, then 5 decoded, float16"),
-        ("speed", "prefill 64 tokens/s · decode 40 tokens/s, 100 ms each"), ("cache", "4.00 KiB at the end"),
+        ("speed", "prefill 64 tokens/s · decode 40 tokens/s, 100 ms a call"), ("cache", "4.00 KiB at the end"),
     ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.queues
 import re
 import shlex
 import subprocess
@@ -14,6 +15,7 @@ from mindtorch.cli.next_commands import suggest
 from mindtorch.cli.render import Canvas, canvas, clean, terminal_width
 from mindtorch.cli.report import View, render_report
 from mindtorch.cli.report_header import _mostly
+from mindtorch.cli.report_lines import short
 from mindtorch.profile.report import folding
 from mindtorch.profile.report.columns import MODULES
 
@@ -406,6 +408,43 @@ def test_C2_models_of_one_class_and_size_are_told_once():
     report["models"] = [{"name": name, "params": 100, "param_bytes": 400} for name in names]
     text = " ".join(re.sub("[│\n]", " ", render(report)).split())
     assert "models Net ×9, 100 parameters (400 B) each; Head, 100 parameters (400 B)" in text
+
+
+def test_C2_models_of_one_class_and_different_sizes_have_their_numbers_as_in_the_tree():
+    """Two sizes of CLIP were "CLIP" and "CLIP" in the header, "CLIP" and "CLIP #2" in the tree."""
+    report = make_report()
+    sizes = [("Net #2", 300), ("Net", 100), ("Head #2", 20)]
+    report["models"] = [{"name": name, "params": n, "param_bytes": 4 * n} for name, n in sizes]
+    text = " ".join(re.sub("[│\n]", " ", render(report)).split())
+    assert "models Net #2, 300 parameters (1.17 KiB); Net, 100 parameters (400 B); Head, 20 parameters (80 B)" in text
+
+
+def test_L13_what_bounds_a_block_and_that_it_is_not_verified_are_one_remark():
+    report = make_report()
+    block = {"name": "attention", "instances": 4, "time_s": 0.5, "verified": False, "bound_by_s": {"launch": 1.0}}
+    report["patterns"] = [
+        block,
+        dict(block, name="loss", bound_by_s={}),
+        dict(block, name="convolution", verified=True),
+    ]
+    text = " ".join(re.sub("[│\n]", " ", render(report)).split())
+    assert "attention 4 ×" in text and "% (launch-bound, not verified); loss 4 ×" in text
+    assert "% (not verified); convolution 4 ×" in text and text.count("% (launch-bound)") == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "package", "shown"),
+    [
+        (multiprocessing.queues.__file__, "standard library", "multiprocessing/queues.py"),
+        ("/usr/lib/python3.14/json/decoder.py", "standard library", "json/decoder.py"),
+        ("/opt/python3.14t/lib/python3.14t/abc.py", "standard library", "abc.py"),
+        ("C.py", "standard library", "C.py"),
+        ("/venv/lib/python3.11/site-packages/tqdm/std.py", "tqdm", "tqdm/std.py"),
+    ],
+)
+def test_C2_a_line_of_the_standard_library_is_named_from_its_package_on(file: str, package: str, shown: str) -> None:
+    """Beside "tqdm/std.py" stood the whole path of multiprocessing's queues, without room for their function."""
+    assert short({"file": file, "package": package}) == shown
 
 
 def test_C2_a_space_that_does_not_break_is_shown_as_a_space():

@@ -214,3 +214,32 @@ def test_C2_asking_for_hits_shows_the_lines(tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     [row] = [line.split() for line in result.output.splitlines() if line.startswith("script.py:3")]
     assert row[2:4] == ["7", "14"]  # hits, ops
+
+
+@pytest.mark.parametrize("kind", [Profiler, Estimator])
+@pytest.mark.parametrize("how", [{"lines": True}, {"hits": True}, {"lines": True, "hits": True}])
+def test_C2_what_precedes_the_first_call_counts_alike_where_the_lines_that_led_there_are_noted(kind, how):
+    model = torch.nn.Linear(4, 2)
+
+    def prepared():
+        return torch.ones(3, 4).mul(2)  # prepared
+
+    def again():
+        return model(prepared())
+
+    def program():
+        x = prepared()  # by another line than below
+        model(x)
+        again()
+
+    reports = []
+    for options in ({}, how):
+        with kind(**options) as seen:
+            program()
+        reports.append(seen.report())
+    plain, noted = reports
+    assert noted["totals"]["ops"] == plain["totals"]["ops"]
+    assert noted["totals"]["flops"] == plain["totals"]["flops"]
+    assert {row["name"]: row["calls"] for row in noted["ops"]}["aten::mul"] == 2
+    if "hits" in how:
+        assert hits(noted)["prepared"] == 2

@@ -296,7 +296,7 @@ def test_C2_page_names_equal_models_once_as_the_terminal_does(record):
 
     report, profiler = record(program)
     found = page.contents(report, profiler.recording())["report"]["models"]
-    assert [(row["name"], row["params"], row["times"]) for row in found] == [("Linear", 10, 1), ("Linear", 8, 9)]
+    assert [(row["name"], row["params"], row["times"]) for row in found] == [("Linear #10", 10, 1), ("Linear", 8, 9)]
     assert len(report["models"]) == 10, "JSON has each"
     script = (VIEWER / "page.js").read_text()
     assert script.count("report.models") == 1 and "report.model." not in script, "all that is shown is of these"

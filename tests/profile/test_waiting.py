@@ -17,6 +17,7 @@ from mindtorch.base import import_hooks
 from mindtorch.profile import Profiler
 from mindtorch.profile.measure import waiting
 from mindtorch.profile.measure.imports import ImportWatch
+from mindtorch.profile.report import warn
 from mindtorch.profile.report.build import build_report
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(0.3)"]
@@ -217,3 +218,30 @@ def test_C2_what_a_program_does_while_its_own_module_is_loaded_is_its_own(tmp_pa
     del sys.modules["training_pkg"]
     report = seen.report()
     assert report["totals"]["time_s"] >= 0.2 > report["startup"]["import_s"]
+
+
+@pytest.mark.parametrize(
+    ("processes", "loader", "command"),
+    [
+        ({"DataLoader worker": 4}, True, False),
+        ({"multiprocessing: work": 1, "fork": 1}, False, False),
+        ({"python train.py": 1}, False, True),
+        ({"torchrun train.py": 1, "DataLoader worker": 2}, True, True),
+    ],
+)
+def test_C3_what_is_advised_about_child_processes_can_be_done_with_them(processes, loader, command):
+    """Workers of a DataLoader were to be run under genie."""
+    text = warn._not_counted(processes)
+    assert all(f"{name} ×{n}" in text for name, n in processes.items())
+    assert ("num_workers=0" in text, "genie profile instead of python" in text) == (loader, command)
+
+
+def test_C3_a_warning_names_the_workers_of_a_data_loader():
+    with Profiler() as seen:
+        model = torch.nn.Linear(2, 2)
+        for batch in torch.utils.data.DataLoader([torch.ones(2)] * 4, batch_size=2, num_workers=1):
+            model(batch)
+    report = seen.report()
+    assert report["unseen"] == [{"what": "child process", "count": 1}]
+    (said,) = (text for text in report["warnings"] if text.startswith("NOT COUNTED"))
+    assert "(DataLoader worker ×1); with num_workers=0" in said and "torchrun" not in said

@@ -38,7 +38,7 @@ def explain(graph: ComputationGraph, name: str) -> str:
             text = f"not one: {each.refused}"
         else:
             attributes = ", ".join(f"{key} {value}" for key, value in each.attributes.items())
-            proof = "compared with a reference: same result" if each.verified else "not run to check"
+            proof = "compared with a reference: same result" if each.verified else "not compared with a reference"
             text = f"{proof}{f' ({attributes})' if attributes else ''}"
         said[text] += 1
         where.setdefault(text, []).append(_place(graph, each.anchor))

@@ -152,9 +152,9 @@ def _not_held_back() -> list[str]:
     found = []
     if isinstance(_now, Redirected):
         if _now.children:
-            found.append(f"files that child processes write ({', '.join(sorted(_now.children))})")
+            found.append(f"files that child processes may have written ({', '.join(sorted(_now.children))})")
         if writers := [name for name in _WRITERS if name in sys.modules]:
-            found.append(f"files written without Python ({', '.join(writers)})")
+            found.append(f"files that C libraries may have written ({', '.join(writers)})")
     if _hosts:
         found.append(f"connections ({', '.join(sorted(_hosts))})")
     return found

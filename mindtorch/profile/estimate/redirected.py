@@ -87,17 +87,21 @@ class Redirected(Tree):
         global _now
         if _now is not self:
             return
-        self._here = here = self.cwd()
-        _now = None
+        before, tempfile.tempdir, folder = self._before
+        here = before
+        with suppress(OSError):  # the program may have removed it
+            here = self.cwd()
+        self._here, _now = here, None
         self._held.undo()
         sys.dont_write_bytecode = self._bytecode
-        before, tempfile.tempdir, folder = self._before
         for name in [name for name, value in os.environ.items() if value.startswith(self.folder)]:
             del os.environ[name]  # TMPDIR, and what was chosen within it: inductor's cache would be made anew there
         if folder is not None:
             os.environ["TMPDIR"] = folder
-        if os.getcwd() != here:
-            os.chdir(here if os.path.isdir(here) else before)
+        with suppress(OSError):
+            if os.getcwd() == here:
+                return
+        os.chdir(here if os.path.isdir(here) else before)
 
     def __exit__(self, *_: object) -> None:
         self.pause()

@@ -26,8 +26,13 @@ def activations(of: Looked) -> Said | None:
 
 
 def _largest(of: Looked, kind: str) -> dict[str, Any]:
+    """The place of the largest one at the peak, or, where all are too small to be listed, of what makes most of them:
+    the backward pass makes gradients."""
     row = next((row for row in of.memory.get("largest") or () if row["category"] == kind), None)
-    return of.place(0) if row is None else {key: row[key] for key in ("file", "line", "function", "source", "module")}
+    if row is not None:
+        return {key: row[key] for key in ("file", "line", "function", "source", "module")}
+    made = [row for row in of.rows if row.sig and (row.phase == BACKWARD) == (kind == "gradients")]
+    return of.heaviest(made, lambda row: row.nbytes) | {"module": ""}
 
 
 def gradients(of: Looked) -> Said | None:

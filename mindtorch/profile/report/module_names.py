@@ -56,10 +56,24 @@ class Names(dict[int, str]):
 
 
 def alike(models: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Those of one class and size together, as one of them with `times`, how many there are; `name`: the class."""
-    groups = Counter((_class(model), model.get("params") or 0, model.get("param_bytes")) for model in models)
-    return [{"name": name, "params": params, "param_bytes": size, "times": times}
-            for (name, params, size), times in groups.items()]  # fmt: skip
+    """Those of one class and size together, as one of them with `times`, how many there are.
+
+    `name`: the class; where others of that class have another size, a single one has its number, as in the tree.
+    """
+    groups: dict[tuple[str, int, Any], list[str]] = {}
+    for model in models:
+        kind = (_class(model), model.get("params") or 0, model.get("param_bytes"))
+        groups.setdefault(kind, []).append(model.get("name") or "model")
+    sizes = Counter(name for name, *_ in groups)
+    return [
+        {
+            "name": names[0] if len(names) == 1 and sizes[name] > 1 else name,
+            "params": params,
+            "param_bytes": size,
+            "times": len(names),
+        }
+        for (name, params, size), names in groups.items()
+    ]
 
 
 def _class(model: Mapping[str, Any]) -> str:

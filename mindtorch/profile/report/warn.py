@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mindtorch._ext import context
-from mindtorch.base import torch_facts
-from mindtorch.base.children import WORKER
+from mindtorch.base import children, torch_facts
 from mindtorch.base.words import bytes_in_words, counted
 from mindtorch.profile.report.recording import Recording
 from mindtorch.profile.report.rows import Row
@@ -47,9 +46,7 @@ def warnings(
             "used more than once; a plain run does some of them in place (add_), so its peak may be one gradient lower"
         )
     if seen.children:
-        names = ", ".join(f"{name} ×{n}" for name, n in list(seen.children.items())[:5])
-        more = f" and {len(seen.children) - 5} more" if len(seen.children) > 5 else ""
-        found.append(f"NOT COUNTED: operations of child processes ({names}{more}); {_to_count(seen.children)}")
+        found.append(_not_counted(seen.children))
     if early_macs > (early_macs + macs) // 100:
         found.append(
             f"{counted(early_macs, 'multiply-add')} (MACs) ran before the first call of a module and count as "
@@ -79,6 +76,22 @@ def warnings(
     return [*found, *(seen.gpu.notes() if seen.gpu is not None else ()), *seen.notes]
 
 
+def _not_counted(processes: Mapping[str, int]) -> str:
+    """What child processes ran, and what to do about those for which something can be done."""
+    names = ", ".join(f"{name} ×{n}" for name, n in list(processes.items())[:5])
+    more = f" and {len(processes) - 5} more" if len(processes) > 5 else ""
+    text = f"NOT COUNTED: operations of child processes ({names}{more})"
+    if children.LOADER_WORKER in processes:
+        text += "; with num_workers=0, a DataLoader makes its batches in this process, where they are counted"
+    if any(name not in (children.LOADER_WORKER, children.FORK) and not name.startswith(children.MULTIPROCESSING)
+           for name in processes):  # fmt: skip
+        text += (
+            "; to count those of a command, run it under genie: genie profile instead of python, "
+            "torchrun … --no-python genie profile SCRIPT"
+        )
+    return text
+
+
 def _gradient_sums(seen: Recording, rows: list[Row]) -> tuple[int, int] | None:
     """(calls, bytes) of what autograd's engine may have summed in place if nobody watched, where one matters for the
     peak: it never does while a dispatch mode is on. Formulas of backward that add are among them."""
@@ -93,17 +106,3 @@ def _gradient_sums(seen: Recording, rows: list[Row]) -> tuple[int, int] | None:
 def _recorded(seen: Recording) -> list[tuple[Any, Any]]:
     """(op, runs) of every op that was recorded on lazy tensors."""
     return [(seen.ops[runs.sig], runs) for runs in seen.runs]
-
-
-def _to_count(children: Mapping[str, int]) -> str:
-    """What to do so that their operations count; workers of a DataLoader are no program that genie could run."""
-    found = []
-    if WORKER in children:
-        found.append("num_workers=0 counts those of a DataLoader")
-    if children.keys() - {WORKER}:
-        others = "others" if found else "them"
-        found.append(
-            f"to count {others}, run them under genie: genie profile instead of python, "
-            "torchrun … --no-python genie profile SCRIPT"
-        )
-    return "; ".join(found)

@@ -165,7 +165,7 @@ function patternsSection() {
   const rows = report.patterns || [];
   if (!rows.length) return null;
   return section("patterns", "Made of", plainTable("Known blocks", ["block", "places", "calls", "time", "%", "FLOPs"], rows.map((row) => [
-    el("td", {}, row.name, row.verified ? null : el("span", { class: "faint" }, " not run to check"),
+    el("td", {}, row.name, row.verified ? null : el("span", { class: "faint" }, " not verified"),
       el("span", { class: "more" }, [Object.entries(row.attributes || {}).filter(([, value]) => value !== null).map(([name, value]) => `${name} ${Array.isArray(value) ? value.join(", ") : value}`).join(" · "), (row.modules || []).join(", ")].filter(Boolean).join(" — "))),
     count(row.instances), count(row.calls), timed ? seconds(row.time_s) : "", timed ? percent(row.time_s, totals.time_s) : "", amount(row.flops)])));
 }
@@ -221,7 +221,7 @@ function workloadFacts(workload) {
   for (const [name, phases] of parts) {
     const row = (workload.phases || []).find((each) => each.name === phases[0]);
     const spent = phases.reduce((sum, phase) => sum + (seconds_of[phase] || 0), 0);
-    if (row && spent && row.steps) rates.push(`${name} ${amount((row[unit] || 0) / spent)} ${unit}/s${name === "decode" ? `, ${seconds(spent / row.steps)} each` : ""}`);
+    if (row && spent && row.steps) rates.push(`${name} ${amount((row[unit] || 0) / spent)} ${unit}/s${name === "decode" ? `, ${seconds(spent / row.steps)} a call` : ""}`);
   }
   const cache = workload.kv_cache, optimizer = workload.optimizer;
   return [
