@@ -56,9 +56,7 @@ def test_C2_gradients_that_are_summed_out_of_place_are_said(record):
     calls = next(row["calls"] for row in report["ops"] if row["name"] == "aten::add")
     assert calls == 4, "two sums of the forward pass, and two that torch has out of place where a mode is on"
     (text,) = (text for text in report["warnings"] if "of the add calls in backward" in text)
-    assert "up to 2 (512.00 KiB) sum gradients of tensors that are used more than once" in text, (
-        "in the units of tables"
-    )
+    assert "up to 2 (512.00 KiB) sum gradients of tensors that are used more than once" in text
 
 
 def test_C4_an_estimate_says_it_too():
