@@ -204,7 +204,7 @@ def test_C2_the_loops_first_batch_is_the_loops_wherever_its_thread_was_seen(unse
 
 
 def test_C2_another_loader_before_the_loop_is_none_of_it(monkeypatch):
-    monkeypatch.setattr(recording.context, "location", lambda id: ("file.py", id % 10, "main"))
+    monkeypatch.setattr(recording.location, "chain", lambda id: [id % 10])
     table = {"init": np.array([1, 2, 3]), "main": np.array([5, 6])}
     assert of_the_loop(table, False, {1: 9, 2: 5, 5: 5, 3: 9})[1].tolist() == [2, 5, 6]
     assert of_the_loop(table, False, {1: 9, 2: 8, 6: 8})[1].tolist() == [2, 5, 6]

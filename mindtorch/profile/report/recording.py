@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from mindtorch._ext import context
+from mindtorch._ext import location
 from mindtorch._ext.opinfo import Op
 from mindtorch.profile.report.module_names import Names
 from mindtorch.profile.report.rows import LOCATION, as_table
@@ -52,9 +52,9 @@ def of_the_loop(
         loads = loads or {}
         waiting = {loads[line] for line in lines.tolist() if line in loads}
         lines = np.union1d(lines, np.array([line for line, waits in loads.items() if waits in waiting], int))
-        places = {context.location(line) for line in lines.tolist()} - {None}
-        early = np.unique(locations.get("init", lines)).tolist()
-        lines = np.union1d(lines, np.array([line for line in early if context.location(line) in places], int))
+        places = {location.chain(line)[0] for line in lines.tolist() if line}
+        early = [line for line in np.unique(locations.get("init", lines)).tolist() if line]
+        lines = np.union1d(lines, np.array([line for line in early if location.chain(line)[0] in places], int))
     return "warmup" if "warmup" in locations else "main", lines[lines != 0]
 
 
