@@ -1,4 +1,6 @@
 """Source lines as small numbers: (code object, instruction) interned, line numbers decoded only when asked for."""
+import sys
+
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
@@ -31,6 +33,7 @@ cdef uint32_t n_places = 1                     # 0 = unknown
 cdef uint32_t cap_places = 32
 cdef uint32_t place_mask = 63
 cdef tuple skip_prefixes = ()
+cdef int precall = 166 if sys.version_info[:2] == (3, 11) else 0        # the instruction; `opcode` takes time to load
 cdef uint32_t CHAIN = 1 << 23                  # of a location id, which has 24 bits: the rest is the number of a chain
 cdef uint32_t chained = 0                      # how many want locations to be chains
 cdef tuple installed = ()                      # folders of the standard library and of what is installed
@@ -384,6 +387,23 @@ def location(id):
     code = <object> pointer
     line = mt_code_line(pointer, <int32_t> (place & 0xFFFFFFFF))
     return code.co_filename, line if line > 0 else code.co_firstlineno, code.co_name
+
+
+def call_of(uint32_t id):
+    """(code object, byte offset) of the call that is a location, the innermost of a chain; None for 0.
+
+    Python 3.11 runs a call at its CALL, or, once it has specialized it, at the PRECALL before that: both are one call.
+    """
+    if CHAIN < id < CHAIN + n_chains:
+        id = chains[id ^ CHAIN].place
+    if not 0 < id < n_places:
+        return None
+    cdef uint64_t place = places[id]
+    cdef uint32_t at = <uint32_t> (place & 0xFFFFFFFF)
+    code = <object> codes[place >> 32]
+    if precall and code.co_code[at] == precall:
+        at += 4  # with its cache entry
+    return code, at
 
 
 def location_count():

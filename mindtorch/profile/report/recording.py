@@ -52,9 +52,9 @@ def of_the_loop(
         loads = loads or {}
         waiting = {loads[line] for line in lines.tolist() if line in loads}
         lines = np.union1d(lines, np.array([line for line, waits in loads.items() if waits in waiting], int))
-        places = {location.chain(line)[0] for line in lines.tolist() if line}
-        early = [line for line in np.unique(locations.get("init", lines)).tolist() if line]
-        lines = np.union1d(lines, np.array([line for line in early if location.chain(line)[0] in places], int))
+        calls = {location.call_of(line) for line in lines.tolist()}
+        early = np.unique(locations.get("init", lines)).tolist()
+        lines = np.union1d(lines, np.array([line for line in early if location.call_of(line) in calls], int))
     return "warmup" if "warmup" in locations else "main", lines[lines != 0]
 
 
