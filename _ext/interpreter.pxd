@@ -176,6 +176,12 @@ cdef extern from *:
         MT_IF_INNER(f, (PyObject *)inner->f_code)
         return mt_public_code((PyFrameObject *)f);
     }
+    /* The instruction at which 3.11 runs a call that it has specialized, before the call's own; else 0. */
+    #if PY_VERSION_HEX >= 0x030B0000 && PY_VERSION_HEX < 0x030C0000
+    #define MT_PRECALL 166
+    #else
+    #define MT_PRECALL 0
+    #endif
     static inline PyObject *mt_code_name(PyObject *c) { return ((PyCodeObject *)c)->co_name; }
     static inline int mt_frame_lasti(mt_frame *f) {
         MT_IF_INNER(f, mt_inner_lasti(inner))
@@ -261,6 +267,7 @@ cdef extern from *:
     mt_frame *mt_frame_now() noexcept          # NULL where no Python runs; owned
     mt_frame *mt_frame_back(mt_frame *frame) noexcept      # frees it
     PyObject *mt_frame_code(mt_frame *frame) noexcept      # borrowed from it
+    const int MT_PRECALL
     PyObject *mt_code_name(PyObject *code) noexcept        # borrowed from it, interned
     int mt_frame_lasti(mt_frame *frame) noexcept
     PyObject *mt_frame_made(mt_frame *frame) noexcept      # borrowed from it

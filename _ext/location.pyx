@@ -4,7 +4,8 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 
 from .interpreter cimport (
-    mt_code_line, mt_frame, mt_frame_back, mt_frame_code, mt_frame_free, mt_frame_lasti, mt_frame_now, mt_look_inside,
+    MT_PRECALL, mt_code_line, mt_frame, mt_frame_back, mt_frame_code, mt_frame_free, mt_frame_lasti, mt_frame_now,
+    mt_look_inside,
 )
 
 cdef extern from *:
@@ -384,6 +385,23 @@ def location(id):
     code = <object> pointer
     line = mt_code_line(pointer, <int32_t> (place & 0xFFFFFFFF))
     return code.co_filename, line if line > 0 else code.co_firstlineno, code.co_name
+
+
+def call_of(uint32_t id):
+    """(code object, byte offset) of the call that is a location, the innermost of a chain; None for 0.
+
+    Where Python has specialized a call, it may run it at the instruction before: both are one call.
+    """
+    if CHAIN < id < CHAIN + n_chains:
+        id = chains[id ^ CHAIN].place
+    if not 0 < id < n_places:
+        return None
+    cdef uint64_t place = places[id]
+    cdef uint32_t at = <uint32_t> (place & 0xFFFFFFFF)
+    code = <object> codes[place >> 32]
+    if MT_PRECALL and code.co_code[at] == MT_PRECALL:
+        at += 4  # with its cache entry
+    return code, at
 
 
 def location_count():

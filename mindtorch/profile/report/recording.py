@@ -49,9 +49,9 @@ def of_the_loop(
     if loop and not announced:
         found = {name: np.unique(of).tolist() for name, of in locations.items()}
         pairs = (loads or {}).items()
-        # A line that another one calls later is the same line, though its chain is another one.
+        # A call that another line leads to later is the same call, though its chain is another one.
         ids = sorted({id for of in (*found.values(), *pairs) for id in of if id})
-        place = {id: location.chain(id)[0] for id in ids}
+        place = {id: location.call_of(id) for id in ids}
         again = {place[id] for name in loop for id in found[name] if id}
         waited = {place[line]: place[waits] for line, waits in pairs if line and waits}
         waiting = {waited[line] for line in again if line in waited}
