@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -213,3 +214,12 @@ assert [k for k, id in enumerate(seen) if id != location.chain(found[k])[0]] == 
 def test_L9_the_first_places_of_a_process_are_found_again_too(after_torch: Callable[..., Any]) -> None:
     """In tables that have grown since."""
     after_torch(FIRST)
+
+
+def test_C2_a_call_is_one_at_whichever_of_its_instructions_it_runs() -> None:
+    code = compile("f(x)", "one.py", "eval")
+    calls = [each.offset for each in dis.get_instructions(code) if each.opname in ("PRECALL", "CALL", "CALL_FUNCTION")]
+    places = [location.place(code, at) for at in calls]
+    assert len(set(places)) == len(places)
+    assert {location.call_of(place) for place in places} == {(code, calls[-1])}
+    assert location.call_of(0) is None and location.call_of(location.location_count()) is None
