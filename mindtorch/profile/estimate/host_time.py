@@ -26,6 +26,7 @@ from mindtorch.base import sourceline
 from mindtorch.engine.record.meta import SCALAR
 from mindtorch.engine.semantics import installed_folders, skipped_prefixes
 from mindtorch.profile.estimate import kernel_limits
+from mindtorch.profile.measure.iterations import ends_within
 
 _LINES = 5  # told
 _IDLE = 10**6  # ns without running, of a thread that could run: less is what two clocks differ by
@@ -182,7 +183,7 @@ def reads_of(marks: Sequence[int], began: int, stretches: Sequence[tuple[int, in
     not known: of what was read before its end, and after the last one's, so much is its own as the others read at the
     same line, at most.
     """
-    ends = [mark for mark in marks if any(first < mark <= last for first, last in stretches)]
+    ends = ends_within(marks, stretches)
     numbers: dict[tuple[str, int, str] | None, int] = {}  # a place has several, as it is reached by several ways
 
     def between(since: int, until: int) -> Counter[int]:

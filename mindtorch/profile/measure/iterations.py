@@ -19,13 +19,17 @@ from collections.abc import Iterable, Sequence
 MOST_NOTED = 10_000
 
 
+def ends_within(marks: Sequence[int], stretches: Sequence[tuple[int, int]]) -> list[int]:
+    return [mark for mark in marks if any(first < mark <= last for first, last in stretches)]
+
+
 def from_end_to_end(marks: Sequence[int], stretches: Sequence[tuple[int, int]]) -> tuple[int, int, int]:
     """(how many, since, until): the iterations that end within these stretches, but for what the first began with.
 
     `marks`: their ends, as positions. Where the program's first iteration begins is not known, so it counts from its
     end; one that was left out before the others ends where they begin.
     """
-    ends = [mark for mark in marks if any(first < mark <= last for first, last in stretches)]
+    ends = ends_within(marks, stretches)
     before = [mark for mark in marks if ends and mark < ends[0]][-1:]
     ends = before + ends
     return (len(ends) - 1, ends[0], ends[-1]) if len(ends) > 1 else (0, 0, 0)
