@@ -310,12 +310,13 @@ cdef inline uint32_t hint_hash(PyObject *child, uint32_t caller) noexcept:
 
 
 cdef bint leads_to(PyObject *child, uint32_t path, PyObject **stack, const uint32_t *ids, uint32_t depth) noexcept:
-    """Does `path`, walked down from the innermost running module on it, end at `child`?"""
-    cdef PyObject *names[STEPS]
+    """Does `path`, walked down from the innermost running module on it, end at `child`? By the classes, too: what is
+    at that address now may be what another program's module of that name was replaced by."""
+    cdef uint32_t taken[STEPS]
     cdef PyObject *module = NULL
     cdef uint32_t steps = 0, at = path, i
     while at and module == NULL and steps < STEPS:
-        names[steps] = paths[at].name
+        taken[steps] = at
         steps += 1
         at = paths[at].parent
         i = depth
@@ -325,7 +326,9 @@ cdef bint leads_to(PyObject *child, uint32_t path, PyObject **stack, const uint3
                 module = stack[i]
     while steps > 0 and module != NULL:
         steps -= 1
-        module = mt_child(module, <PyObject *> s_modules, names[steps])
+        module = mt_child(module, <PyObject *> s_modules, paths[taken[steps]].name)
+        if module != NULL and not mt_same_str(mt_class_name(module), paths[taken[steps]].class_name):
+            return False
     return module == child
 
 

@@ -210,6 +210,30 @@ def test_L12_paths_follow_modules_that_are_replaced_moved_or_shared():
         assert holder(holder.fresh) == ["Holder.fresh"]
 
 
+def test_L12_a_member_of_another_class_at_an_old_ones_address_has_its_own_class():
+    """A notebook defines its classes again: the new model's layers had the class of the old one's at that address."""
+
+    class Kind(torch.nn.Module):
+        def forward(self):
+            return context.path_class(context.get_module())
+
+    class Other(Kind):
+        pass
+
+    reused = 0
+    for _ in range(20):
+        holder = Holder(2)
+        before = 0
+        for kind in (Kind, Other, Kind, Other):
+            holder.many[0] = torch.nn.Identity()  # what was there is gone
+            holder.many[0] = now = kind()
+            assert holder(now) == [kind.__name__]
+            reused += id(now) == before
+            before = id(now)
+            del now
+    assert reused, "no address was used again: nothing was tested"
+
+
 def test_L12_tables_forget_loose_modules_that_died():
     def held_after(n):
         for _ in range(n):
