@@ -449,7 +449,10 @@ def test_L9_entry_points_are_looked_up_where_no_handler_runs(tmp_path: Any, monk
     monkeypatch.syspath_prepend(tmp_path)
     plugins.names("mindtorch.executors")
     plugins.offered("mindtorch.patterns", object, pytest.fail)
+    importlib.invalidate_caches()  # else no distribution is found for the rest of the process
     assert seen and not any(seen)
+    monkeypatch.undo()
+    assert importlib.metadata.version("torch")
 
 
 def test_L9_what_struck_in_an_import_is_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
