@@ -231,7 +231,8 @@ def test_L12_a_member_of_another_class_at_an_old_ones_address_has_its_own_class(
             reused += id(now) == before
             before = id(now)
             del now
-    assert reused, "no address was used again: nothing was tested"
+    if not reused:
+        pytest.skip("no address was used again, as under sanitizers: nothing was tested")
 
 
 def test_L12_tables_forget_loose_modules_that_died():
