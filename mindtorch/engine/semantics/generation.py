@@ -35,7 +35,7 @@ from mindtorch._ext.signals import by_signal_handler
 from mindtorch.engine.semantics import owners, snapshots
 from mindtorch.engine.semantics.no_gradients import without_gradients
 
-__all__ = ["Generated", "install", "listeners", "over", "uninstall"]
+__all__ = ["Generated", "cached", "install", "listeners", "over", "uninstall"]
 
 log = logging.getLogger(__name__)
 _FORWARD, _PREFILL, _DECODE = map(context.PHASES.index, ("forward", "prefill", "decode"))
@@ -105,10 +105,8 @@ class _Call:
         for t in tensors:
             self.given.setdefault(snapshots.place(t), {})[snapshots.version(t)] = weakref.ref(t)
         self._had = [{id(t): (weakref.ref(t), 0) for t in tensors}, *(before for _, before in self.held)]
-        self.growth, self.sizes = (
-            cache_growth,
-            cache_growth.sizes(t for before in self._had for t in snapshots.alive(before)),
-        )
+        self.growth = cache_growth
+        self.sizes = cache_growth.sizes(t for before in self._had for t in snapshots.alive(before))
 
     def had(self, t: torch.Tensor) -> bool:
         """Was it there before the call?"""
@@ -210,7 +208,8 @@ def _phase(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     known = _states.get(id(module))
     state = _State() if known is None else known[1]
     call = _Call(module, state, (*args, *kwargs.values()))
-    reads = _reads(state, call)
+    held, given = _read(state, call)
+    reads = bool(held or given)
     if not (reads and not state.inside) and not any(_is_cache(holder) for holder, _ in call.held):
         call.inside = _inside(module)  # it takes a walk over all modules: not where the state is known to be given
     shape = tokens.shape[:-1] if tokens.dtype.is_floating_point else tokens.shape  # of the tokens: embedded ones
@@ -223,7 +222,8 @@ def _phase(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         alive = ((number, ref()) for number, ref in enumerate(state.returned))
         state.passed = {n for n, t in alive if t is not None and snapshots.place(t) in call.given} or state.passed
         _was_prefill(module)
-        _tell_of_cache(_cache(state, call))  # this call may put others in their place
+        # This call may put others in their place.
+        _tell_of_cache([*(t for before in held for t in snapshots.alive(before)), *given])
         phase = _DECODE if new else _PREFILL
         if not single and _candidate is None:
             phase, call.sequences = _CANDIDATE, shape[:-1].numel()
@@ -381,22 +381,12 @@ def _tokens(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor | 
     return None
 
 
-def _reads(state: _State, call: _Call) -> bool:
-    """Does the call get what an earlier one of the module wrote?"""
+def _read(state: _State, call: _Call) -> tuple[list[snapshots.Snapshot], list[torch.Tensor]]:
+    """What the call gets of what earlier ones of the module wrote: what objects held before it, and tensors."""
     objects = [holder for ref in state.objects if (holder := ref()) is not None]
-    return any(holder is each for holder, _ in call.held for each in objects) or bool(_given(state, call))
-
-
-def _given(state: _State, call: _Call) -> list[torch.Tensor]:
+    held = [before for holder, before in call.held if any(holder is each for each in objects)]
     alive = [t for ref in state.tensors if (t := ref()) is not None]
-    return [t for t in alive if snapshots.place(t) in call.given]
-
-
-def _cache(state: _State, call: _Call) -> list[torch.Tensor]:
-    """What the call gets of what earlier ones wrote."""
-    objects = [holder for ref in state.objects if (holder := ref()) is not None]
-    got = [before for holder, before in call.held if any(holder is each for each in objects)]
-    return [*(t for before in got for t in snapshots.alive(before)), *_given(state, call)]
+    return held, [t for t in alive if snapshots.place(t) in call.given]
 
 
 def _is_cache(value: Any) -> bool:

@@ -16,7 +16,7 @@ from torch._C import _functorch
 
 from mindtorch._ext import lazy as _core
 
-__all__ = ["Snapshot", "alive", "changed", "find", "is_alive", "is_same", "of", "place", "version", "walk", "weak"]
+__all__ = ["Snapshot", "alive", "changed", "find", "is_alive", "is_same", "of", "place", "version", "weak"]
 
 _DEEPEST = 6  # of a cache: encoder-decoder's → one of both → layers → layer → tensor
 _MOST_LOOKED = 20_000  # values, in looking at what a call got
@@ -30,14 +30,14 @@ Snapshot = dict[int, tuple["weakref.ref[torch.Tensor]", int]]  # id of a tensor 
 def find(value: Any, tensors: list[torch.Tensor], held: list[tuple[Any, Snapshot]] | None = None) -> None:
     """The tensors in nested lists, tuples and dicts; with `held`, other objects and the tensors in them, too."""
     left = iter(range(_MOST_LOOKED))
-    for each in walk(value, left, into_objects=False):
+    for each in _walk(value, left, into_objects=False):
         if issubclass(type(each), torch.Tensor):
             tensors.append(each)
         elif held is not None:
             held.append((each, of(each, left)))
 
 
-def walk(value: Any, left: Iterator[int], *, into_objects: bool) -> Iterator[Any]:
+def _walk(value: Any, left: Iterator[int], *, into_objects: bool) -> Iterator[Any]:
     """Tensors, and other objects unless they are gone into, near ones first. Each list, dict and object is looked at
     once, and no more values than are `left`: there may be circles, and millions of them."""
     todo = deque([(value, 0)])
@@ -71,7 +71,7 @@ def walk(value: Any, left: Iterator[int], *, into_objects: bool) -> Iterator[Any
 def of(holder: Any, left: Iterator[int] | None = None) -> Snapshot:
     """The tensors that an object holds, with their versions."""
     left = iter(range(_MOST_LOOKED)) if left is None else left
-    return {id(t): (weakref.ref(t), version(t)) for t in walk(holder, left, into_objects=True)}
+    return {id(t): (weakref.ref(t), version(t)) for t in _walk(holder, left, into_objects=True)}
 
 
 def changed(before: Snapshot, after: Snapshot) -> Snapshot:

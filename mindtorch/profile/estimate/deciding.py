@@ -261,7 +261,8 @@ def _drawn(call: int, info: Any, inputs: list[Any], made: Any, values: list[Any]
     if "bernoulli" not in info.name:
         low, high = 0.0, 1.0
         if "uniform" in info.name:
-            low, high = (args[i] if i < len(args) else kwargs.get(("from", "to")[i], (low, high)[i]) for i in range(2))
+            low = args[0] if args else kwargs.get("from", low)
+            high = args[1] if len(args) > 1 else kwargs.get("to", high)
         middle = (low + high) / 2
         if middle > 0 and math.isfinite(middle):  # weights are drawn around 0
             _say(made, middle)

@@ -64,7 +64,7 @@ from mindtorch.profile.measure.iterations import from_end_to_end
 from mindtorch.profile.measure.run import Run
 from mindtorch.profile.report.forecast import Forecast
 from mindtorch.profile.report.recording import STAGES, Places, Recording, Repeated, Stage, furthest, of_the_loop
-from mindtorch.profile.report.rows import CALLS, SIG, as_table
+from mindtorch.profile.report.rows import CALLS, PHASE, SIG, as_table, grouped
 
 #: How unknown values decide sizes, and in which operations.
 _SIZED = {
@@ -322,8 +322,10 @@ class Estimator(Run):
             in_workers = self._calls.numbers(found.calls[at][(self._how[at] & data_loading.BESIDE) != 0])
             self._beside = Counter(in_workers.tolist())
         count, since, until = from_end_to_end(self.marks, stretches)
-        within = at[(at >= since) & (at < until)]
-        repeated = Repeated(count, *self._times(found, within, reads)) if count and self._forecast else None
+        repeated = None
+        if count and self._forecast:
+            table, launching = self._times(found, at[(at >= since) & (at < until)], reads)
+            repeated = Repeated(count, grouped(table, SIG, PHASE), launching)
         peak_bytes = max(found.peak(first, last) for first, last in stretches)
         by_line = reads_of(self.marks, self.iterations.began, stretches)
         self.stages[stage] = Stage(

@@ -28,7 +28,7 @@ from mindtorch.profile.report.joules import add_energy
 from mindtorch.profile.report.lines import line_rows
 from mindtorch.profile.report.made_of import Labels, pattern_rows
 from mindtorch.profile.report.recording import LOADER, WORKERS, Recording, stage_tables
-from mindtorch.profile.report.rows import LOCATION, PHASE, SIG, Row, as_table, grouped
+from mindtorch.profile.report.rows import LOCATION, PHASE, SIG, Row, grouped
 from mindtorch.profile.report.times import quartiles, seconds
 from mindtorch.profile.report.tree import module_rows
 from mindtorch.profile.report.unseen import unseen
@@ -150,8 +150,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
     report.update(facts)
     repeated = stage.repeated
     if forecast is not None and repeated is not None:
-        steps = grouped(as_table(repeated.rows), SIG, PHASE)
-        found = forecast.totals(steps, repeated.launched)
+        found = forecast.totals(repeated.rows, repeated.launched)
         report["steps"].update({key: found[key] / repeated.steps for key in ("about_s", "about_low_s", "about_high_s")})
     if forecast is not None:  # by what the facts say of tokens
         add_energy(report, forecast, by_phase, stage, _PHASES)

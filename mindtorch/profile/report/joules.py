@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mindtorch.profile.cost.energy import Board, board
-from mindtorch.profile.report.rows import PHASE, SIG, Row, as_table, grouped
+from mindtorch.profile.report.rows import Row
 
 if TYPE_CHECKING:
     from mindtorch.profile.report.forecast import Forecast
@@ -97,8 +97,7 @@ def add_energy(report: dict[str, Any], forecast: Forecast, rows: list[Row], stag
 def _of_a_step(report: Mapping[str, Any], forecast: Forecast, on: Board, stage: Stage) -> float | None:
     """Joules of an iteration alone: those of an estimate's own calls; of a measured run, as its time is of all."""
     if (repeated := stage.repeated) is not None:
-        rows = grouped(as_table(repeated.rows), SIG, PHASE)
-        return sum(Energy(forecast, on, repeated.launched).by_phase(rows).values()) / repeated.steps
+        return sum(Energy(forecast, on, repeated.launched).by_phase(repeated.rows).values()) / repeated.steps
     totals, times = report["totals"], report["steps"]["time_s"]
     return totals["energy_j"] * times["median"] / totals["time_s"] if times and totals["time_s"] else None
 

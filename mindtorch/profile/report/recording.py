@@ -12,7 +12,7 @@ import numpy as np
 from mindtorch._ext import location
 from mindtorch._ext.opinfo import Op
 from mindtorch.profile.report.module_names import Names
-from mindtorch.profile.report.rows import LOCATION, as_table
+from mindtorch.profile.report.rows import LOCATION, Row, as_table
 
 if TYPE_CHECKING:
     from mindtorch.profile.cost.call_shapes import Shaped
@@ -117,7 +117,7 @@ class Repeated(NamedTuple):
     """Iterations from the end of one to the end of another: nothing before the first, or after the last, is in it."""
 
     steps: int
-    rows: Any  # as a stage's
+    rows: list[Row]  # by signature and phase
     launched: Mapping[int, float]
 
 
