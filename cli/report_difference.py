@@ -31,6 +31,7 @@ _FIGURES: dict[str, tuple[str, Callable[[Any], str]]] = {
     "peak": ("peak memory", lambda value: bytes_text(value, "0 B")),
     "device_peak": ("device peak", lambda value: bytes_text(value, "0 B")),
     "time": ("time", seconds),
+    "step_time": ("time per step", seconds),
 }
 _COLUMNS = (Column("Before", 9), Column("After", 9), Column("Difference", 10), Column("Ratio", 10))
 _OF_ROWS = ("ops", "flops", "bytes", "params", "time")  # MACs go with the FLOPs

@@ -245,6 +245,35 @@ def test_C5_an_estimates_time_can_be_a_condition(reports: Path) -> None:
     assert done.exit_code == 0 and re.search(r"^time +\S+ µs ", done.stdout, re.M)
 
 
+_STEPS = """
+import sys, torch
+from torch import nn
+
+net = nn.Sequential(nn.Linear(64, 64), nn.ReLU()).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(int(sys.argv[1])):
+    optimizer.zero_grad()
+    net(torch.ones(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_C5_a_step_of_an_estimate_is_compared_whatever_their_number(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(_STEPS)
+    for steps in (1, 4, 8):
+        genie("profile", "--target", "h100", "--json", f"{steps}.json", "train.py", str(steps))
+    done = genie("diff", "--json", "diff.json", "4.json", "8.json")
+    totals = json.loads(Path("diff.json").read_text())["totals"]
+    assert totals["time"]["ratio"] > 1.5 and abs(totals["step_time"]["ratio"] - 1) < 1e-9
+    assert re.search(r"^time per step +(\S+ µs) +\1 ", done.stdout, re.M), done.stdout
+    done = genie("diff", "--html", "diff.html", "4.json", "8.json")
+    assert done.exit_code == 0 and '"step_time":' in Path("diff.html").read_text()
+    done = genie("diff", "--json", "-", "1.json", "8.json")
+    assert "step_time" not in json.loads(done.stdout)["totals"]  # of one step, its start is no part that is known
+
+
+
 # ----------------------------------------------------------------------------------------------------------- revisions
 
 

@@ -178,6 +178,9 @@ def _totals(
         found["device_peak"] = figure(old["peak_device_bytes"], new["peak_device_bytes"])
     if _sized(before):
         found["time"] = figure(old["time_s"], new["time_s"])
+        steps = [(report.get("steps") or {}).get("about_s") for report in (before, after)]
+        if all(steps):
+            found["step_time"] = figure(*steps)
     elif times is not None:
         found["time"] = times
     return found

@@ -6,7 +6,7 @@ tellApart([...data.rows.rows, ...data.held.rows, ...(data.most ? [data.most] : [
 
 const METRICS = {
   flops: ["FLOPs", amount], macs: ["MACs", amount], bytes: ["bytes", bytes], ops: ["operations", count], params: ["parameters", number],
-  peak: ["peak memory", bytes], device_peak: ["device peak", bytes], time: [measured ? "time per step" : "time", seconds],
+  peak: ["peak memory", bytes], device_peak: ["device peak", bytes], time: [measured ? "time per step" : "time", seconds], step_time: ["time per step", seconds],
 };
 const title = (metric) => METRICS[metric][0];
 const plain = (metric, value) => METRICS[metric][1](value) || (metric === "bytes" || metric.endsWith("peak") ? "0 B" : "0");
