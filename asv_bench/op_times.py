@@ -2,10 +2,10 @@
 
 The programs of ``overhead.py``, and a row for each of the ten heaviest ops: its time in eight steps by both, minima
 over sessions of eight steps in turn, in one process of one thread. A session of one step would compare caches: the
-start of our profile empties them. torch.profiler's time of an op includes what the op calls, and leaves out how Python's call
-is parsed, which ours includes: 1 to 2 us, as in a plain run. Autograd adds up gradients in place without a profile and
-out of place under one, so both are one row. Exits with 1 if two times differ by more than 10 % and by more than two
-microseconds a call. Takes five minutes.
+start of our profile empties them. torch.profiler's time of an op includes what the op calls, and leaves out how
+Python's call is parsed, which ours includes: 1 to 2 us, as in a plain run. Autograd adds up gradients in place without
+a profile and out of place under one, so both are one row. Exits with 1 if two times differ by more than 10 % and by
+more than two microseconds a call. Takes five minutes.
 """
 
 from __future__ import annotations

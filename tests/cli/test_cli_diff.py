@@ -273,7 +273,6 @@ def test_C5_a_step_of_an_estimate_is_compared_whatever_their_number(tmp_path: Pa
     assert "step_time" not in json.loads(done.stdout)["totals"]  # of one step, its start is no part that is known
 
 
-
 # ----------------------------------------------------------------------------------------------------------- revisions
 
 
