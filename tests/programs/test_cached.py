@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 
 import hypothesis
 import pytest
 from hypothesis import strategies as st
 
 import mindtorch
+from tests.executors import using
 
 DEFAULT = 60
 
 
+@pytest.mark.parametrize("where", [mindtorch.LocalExecutor, mindtorch.LoopbackExecutor])
 def test_L14_random_programs_have_eager_s_bits_out_of_a_cache(
-    programs: types.SimpleNamespace, pytestconfig: pytest.Config
+    where: Callable[[], mindtorch.Executor], programs: types.SimpleNamespace, pytestconfig: pytest.Config
 ) -> None:
     number = st.integers(0, 11)
     step = st.tuples(st.sampled_from(programs.kinds), number, number, number)
@@ -32,8 +35,9 @@ def test_L14_random_programs_have_eager_s_bits_out_of_a_cache(
         steps = steps if gradients else [("no_gradients", 0, 0, 0), *steps]
         for _again in range(2):
             with cache:
-                programs.run_both(steps)
+                programs.run_both(steps, memory=where is mindtorch.LocalExecutor)
 
-    run()
+    with using(where()):
+        run()
     counted = mindtorch.stats()
     assert counted["cache_hits"] > counted["cache_misses"] / 4 > 0

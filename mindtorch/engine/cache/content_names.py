@@ -27,7 +27,7 @@ from ..remote.wire import WireError, dumps
 if TYPE_CHECKING:
     from ..._ext.encoder import Encoded
 
-__all__ = ["Names", "NotKept", "Structure", "Undefined", "gives_undefined", "why_not"]
+__all__ = ["LITTLE", "Names", "NotKept", "Structure", "Undefined", "gives_undefined", "why_not"]
 
 #: They give memory with whatever is in it; they fill all of it; they keep some of it, or read such inside.
 _UNDEFINED = re.compile(r"aten::_?(new_)?empty(_.*)?")
@@ -39,7 +39,7 @@ _READS_UNDEFINED = re.compile(r"aten::(resize_.*|_resize_output_?|linalg_lstsq)"
 #: Variables of the environment that libraries of kernels look at.
 _VARIABLES = ("ATEN_", "DNNL_", "GOMP_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_", "TORCH_")
 #: Bytes of what a segment has written to that are hashed to see whether they changed: statistics of a batch norm.
-_LITTLE = 4 << 20
+LITTLE = 4 << 20
 #: Structures that are remembered, of about 40 bytes an operation.
 _STRUCTURES = 4096
 
@@ -85,7 +85,7 @@ class Names:
 
         Little may be what it was, and is hashed when it is used again.
         """
-        if sum(storage.nbytes() for storage in storages) > _LITTLE:
+        if sum(storage.nbytes() for storage in storages) > LITTLE:
             for place, storage in enumerate(storages):
                 self.give(storage, derived(name, "written", place))
 
@@ -100,8 +100,14 @@ class Names:
             raise NotKept(found)
         return found
 
-    def segment(self, encoded: Encoded, structure: Structure, states: Mapping[int, torch.Tensor]) -> bytes:
-        """The segment's name. states: of generators by index."""
+    def segment(
+        self,
+        encoded: Encoded,
+        structure: Structure,
+        states: Mapping[int, torch.Tensor],
+        given: Sequence[bytes] | None = None,
+    ) -> bytes:
+        """The segment's name. states: of generators by index; given: names of what it begins with, else as `of` has."""
         made = hashlib.sha256(surroundings())
         made.update(repr([setting.get() for setting in self._settings]).encode())
         made.update(structure.digest)
@@ -112,7 +118,7 @@ class Names:
                 raise NotKept(f"an input is {value.layout}")
             storage = value.untyped_storage()
             made.update(b"%d;" % first.setdefault(storage._cdata, place))
-            made.update(self.of(storage))
+            made.update(self.of(storage) if given is None else given[place])
         for index in structure.draws:
             made.update(states[index].numpy().tobytes())
         return made.digest()

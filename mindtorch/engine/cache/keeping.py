@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 
-from ..._ext.encoder import Encoded, encode
+from ..._ext.encoder import encode
 from ...base.errors import UsageError
-from ...base.strides import contiguous, extent
 from ..execute import around_segments, triggers, values
 from ..execute.local import LocalExecutor
 from ..execute.wrapping import WrappingExecutor
 from ..record.arguments import quiet
-from ..remote.mirrors import view
-from .content_names import Names, NotKept, Structure, derived
-from .shelves import Entry, Folder, Memory, Shelf
+from ..remote.client import RemoteExecutor
+from .content_names import Names, NotKept
+from .places import Elsewhere, Here, Place
+from .shelves import Folder, Memory, Shelf
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -49,17 +50,22 @@ class Cache:
             raise UsageError(f"[cache] expected a number of bytes above 0, got {max_bytes!r}")
         self._shelf: Shelf = Memory(max_bytes) if folder is None else Folder(folder, max_bytes)
         self._names = Names()
+        self._workers: WeakKeyDictionary[RemoteExecutor, Elsewhere] = WeakKeyDictionary()
         self._outside: list[around_segments.Keeper | None] = []
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are kept now."""
-        return self._shelf.nbytes
+        """Bytes that are kept now, here and on workers."""
+        return sum(shelf.nbytes for shelf in self._shelves())
 
     def clear(self) -> None:
         """Forget all values."""
         with values.lock:
-            self._shelf.clear()
+            for shelf in self._shelves():
+                shelf.clear()
+
+    def _shelves(self) -> list[Shelf]:
+        return [self._shelf, *(place.shelf for place in self._workers.values())]
 
     def __enter__(self) -> Cache:
         with values.lock:
@@ -84,8 +90,10 @@ class Cache:
         runs = executor
         while isinstance(runs, WrappingExecutor):
             runs = runs.inner
-        if not isinstance(runs, LocalExecutor) or runs.device.type != "cpu":
-            _refuse("values are not on this process's CPU")
+        try:
+            place = self._place(runs)
+        except NotKept as reason:
+            _refuse(str(reason))
             executor.submit(segment)
             return
         encoded = encode(segment)
@@ -95,99 +103,49 @@ class Cache:
         try:
             with quiet():
                 structure = self._names.structure(encoded)
-                name = self._names.segment(encoded, structure, runs.states)
+                name = place.name(encoded, structure)
         except NotKept as reason:
             _refuse(str(reason))
-            self._run(executor, segment, encoded)
+            place.runs(encoded)
+            executor.submit(segment)
             return
-        entry = self._shelf.get(name)
-        if entry is not None and self._settle(runs, segment, encoded, name, entry):
-            around_segments.counts["cache_hits"] += 1
-        else:
-            self._keep(executor, runs, segment, encoded, structure, name)
-
-    def _settle(self, runs: LocalExecutor, segment: Any, encoded: Encoded, name: bytes, entry: Entry) -> bool:
-        """Let the segment have these values; False where they cannot be its."""
-        written = _written(encoded)
-        if len(entry.own) != encoded.n_own or list(entry.written) != written:
-            return False
-        with quiet():
-            made: dict[int, torch.Tensor] = {}
-            storages = {root: value.untyped_storage() for value, root in encoded.given}
-            own = iter(entry.own)
-            for k, (slot, root, _ordinal, (dtype, sizes, strides, offset, _place), bits) in enumerate(encoded.kept):
-                strides = contiguous(sizes) if strides is None else strides
-                if k < encoded.n_own:
-                    storage = next(own).untyped_storage()
-                    if storage.nbytes() < extent(sizes, strides, offset) * dtype.itemsize:
-                        return False
-                    storages[slot] = storage if self._shelf.fresh else storage.clone()
-                made[slot] = view(storages[root], dtype, sizes, strides, offset, bits)
-            whole = [_whole(encoded.given[place][0]) for place in written]
-            if any(there.numel() != now.numel() for there, now in zip(whole, entry.written.values())):
-                return False
-        states = {index: state.clone() for index, state in entry.states.items()}
-        for there in whole:
-            self._names.forget(there.untyped_storage())
-        runs.settle(segment, made, list(zip(whole, entry.written.values())), states)
-        triggers.idle += len(encoded)
-        self._name(name, encoded, [made[slot] for slot, *_ in encoded.kept[: encoded.n_own]])
-        return True
-
-    def _run(self, executor: Any, segment: Any, encoded: Encoded) -> None:
-        for place in _written(encoded):
-            self._names.forget(encoded.given[place][0].untyped_storage())
-        executor.submit(segment)
-
-    def _keep(
-        self, executor: Any, runs: LocalExecutor, segment: Any, encoded: Encoded, structure: Structure, name: bytes
-    ) -> None:
         slots = [slot for slot, *_ in encoded.kept[: encoded.n_own]]
-        wanted: dict[int, Any] = dict.fromkeys(slots)
-        segment.wanted = wanted
-        self._run(executor, segment, encoded)
-        own = [wanted[slot] for slot in slots]
-        if not all(isinstance(value, torch.Tensor) for value in own):
+        segment.wanted = wanted = dict.fromkeys(slots)
+        entry = place.shelf.get(name)
+        found = entry is not None and place.settle(segment, encoded, name, entry)
+        if not found:
+            place.runs(encoded)
+            executor.submit(segment)
+        own = [value for value in wanted.values() if isinstance(value, torch.Tensor)]
+        if len(own) < len(slots):
             _refuse("its executor runs it in parts")
             return
-        memory = {value.untyped_storage()._cdata for value in own}
-        if len(memory) < len(own) or not memory.isdisjoint(v.untyped_storage()._cdata for v, _root in encoded.given):
-            _refuse("results share memory, although they were recorded as separate")
-            return
-        self._name(name, encoded, own)
-        given = {place: encoded.given[place][0] for place in _written(encoded)}
-        nbytes = sum(value.untyped_storage().nbytes() for value in (*own, *given.values()))
-        if nbytes > self._shelf.most:
-            _refuse("its values are larger than the cache")
-            return
-        with quiet():
-            copies = [runs.copied_storage(value) for value in own]
-            written = {place: runs.copied_storage(value) for place, value in given.items()}
-        self._shelf.put(name, Entry(copies, written, {index: runs.states[index].clone() for index in structure.draws}))
-        around_segments.counts["cache_misses"] += 1
+        if found:
+            around_segments.counts["cache_hits"] += 1
+            triggers.idle += len(encoded)
+        try:
+            place.call(name, encoded, own)
+            if not found:
+                place.shelf.put(name, place.left(encoded, structure, own))
+                around_segments.counts["cache_misses"] += 1
+        except NotKept as reason:
+            _refuse(str(reason))
 
-    def _name(self, name: bytes, encoded: Encoded, own: list[torch.Tensor]) -> None:
-        for place, value in enumerate(own):
-            self._names.give(value.untyped_storage(), derived(name, "own", place))
-        self._names.wrote([encoded.given[place][0].untyped_storage() for place in _written(encoded)], name)
+    def _place(self, runs: Any) -> Place:
+        """Where an executor has values. NotKept where none can be kept."""
+        if isinstance(runs, LocalExecutor) and runs.device.type == "cpu":
+            return Here(runs, self._names, self._shelf)
+        if not isinstance(runs, RemoteExecutor):
+            raise NotKept("its values are on a GPU, or on several workers")
+        if self._shelf.fresh:
+            raise NotKept("its values are on a worker: only a cache in memory keeps those")
+        found = self._workers.get(runs)
+        if found is None:
+            found = self._workers[runs] = Elsewhere(runs, self._names, self._shelf.most)
+        if not found.is_cpu:
+            raise NotKept("its values are on a GPU, or on several workers")
+        return found
 
 
 def _refuse(reason: str) -> None:
     around_segments.refused[reason] = around_segments.refused.get(reason, 0) + 1
-
-
-def _written(encoded: Encoded) -> list[int]:
-    """Places among what a segment begins with of the storages that it writes to, one each."""
-    first: dict[int, int] = {}
-    for place, (_value, root) in enumerate(encoded.given):
-        first.setdefault(root, place)
-    storages = {
-        encoded.given[first[root]][0].untyped_storage()._cdata: first[root] for root in encoded.written if root in first
-    }
-    return sorted(storages.values())
-
-
-def _whole(value: torch.Tensor) -> torch.Tensor:
-    """All of its storage, as bytes."""
-    storage = value.untyped_storage()
-    return view(storage, torch.uint8, (storage.nbytes(),), (1,), 0)

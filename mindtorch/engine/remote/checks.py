@@ -108,6 +108,11 @@ class Checks:
     def _copy(self, number: int, source: int) -> None:
         self._new(number, self._there(source))
 
+    def _overwrite(self, number: int, source: int) -> None:
+        nbytes, other = self._there(number), self._there(source)
+        if None not in (nbytes, other) and nbytes != other:
+            raise WireError(f"expected {nbytes} bytes for storage {number}, got {other}")
+
     def _give(self, number: int, ticket: int) -> None:
         self._there(number)
 
@@ -122,7 +127,7 @@ class Checks:
 
     def _several(self, numbers: list) -> None:
         for number in numbers:
-            are("small", (number,), (int,))
+            are("the number of a storage", (number,), (int,))
 
     def _tensor(self, value: Any) -> None:
         nbytes = self._there(described(value))
@@ -290,6 +295,7 @@ _CHECKS: dict[str, tuple[Sequence[type], Callable[..., Any] | None]] = {
     "call": ((int, list, str, tuple, dict, bool, int), Checks._call),
     "copy": ((int, int), Checks._copy),
     "define": ((list,), Checks._define),
+    "digest": ((list,), Checks._several),
     "fetch": ((tuple,), Checks._tensor),
     "file": ((int, str, int, int, bytes), Checks._file),
     "forget": ((), Checks._forget),
@@ -300,6 +306,7 @@ _CHECKS: dict[str, tuple[Sequence[type], Callable[..., Any] | None]] = {
     "give": ((int, int), Checks._give),
     "hello": ((object,), None),  # which looks itself
     "machine": ((), None),
+    "overwrite": ((int, int), Checks._overwrite),
     "plan": ((list, list, list), Checks._plan),
     "reserve": ((int, int), Checks._reserve),
     "run": ((int, int, bytes, bytes, bool), Checks._run),

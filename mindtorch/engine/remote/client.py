@@ -30,6 +30,7 @@ from .exchange import Entry, Post, Send, Session, again
 from .failures import Outcome
 from .generator_states import DRAWING, GeneratorStates
 from .host_fallback import bytes_of, run_here
+from .kept_values import KeptValues
 from .mirrors import META, Mirrors, as_bytes, view
 from .one_thread import one_thread_at_a_time
 from .reads import Reads, plain_bytes
@@ -63,6 +64,7 @@ class RemoteExecutor(Session, SharedStorages):
         self._went_on = 0  # waits, when the program last went on while something ran
         self._known = Known()
         self._uploads = Uploads(self)
+        self.kept = KeptValues(self)
         self._mirrors = Mirrors(self._died)
         SharedStorages.__init__(self)
         self._told = SentSegments(self._ask)
@@ -182,7 +184,8 @@ class RemoteExecutor(Session, SharedStorages):
         number = self._mirrors.fresh()
         source = self._mirrors.number_of(value)
         nbytes = value.untyped_storage().nbytes()
-        self._uploads.copied(number, source, nbytes)
+        request, missed = self._uploads.copy(number, source, nbytes)
+        self._ask(*request, answer=missed)
         self._known.copy(number, source)
         return self._mirrors.whole(nbytes, number)
 
@@ -295,13 +298,14 @@ class RemoteExecutor(Session, SharedStorages):
 
     # ---- calls that cannot wait --------------------------------------------------------------------------------------
     def call(self, info: Any, args: tuple, kwargs: dict[str, Any], draws: int | None) -> Any:
-        given: list[torch.Tensor] = []
+        referred: dict[int, tuple[int, torch.Tensor]] = {}
         self._take()
         try:
             name = functions.name_of(info)
-            sent = tuple(_sendable(a, given) for a in args)
-            named = {key: _sendable(a, given) for key, a in kwargs.items()}
+            sent = tuple(_sendable(a, referred) for a in args)
+            named = {key: _sendable(a, referred) for key, a in kwargs.items()}
             dumps((sent, named))
+            given = [t for _place, t in referred.values()]
             described = [self._mirrors.describe(mirror) for mirror in given]
         except WireError:
             return self._call_here(info, args, kwargs, draws)
@@ -452,13 +456,13 @@ def _error(kind: str, text: str) -> Exception:
     return RuntimeError(f"{kind}: {text}") if known is None else known(text)
 
 
-def _sendable(a: Any, given: list[torch.Tensor]) -> Any:
-    """An argument of a call as it goes into a message; its tensors go into ``given``."""
+def _sendable(a: Any, given: dict[int, tuple[int, torch.Tensor]]) -> Any:
+    """An argument of a call as it goes into a message. Its tensors go into ``given`` by id, with their places: each once,
+    as a call may resize what it reads."""
     if isinstance(a, torch.Tensor):
         if a.device != META:
             raise WireError(f"expected the meta tensor that mirrors a remote value, got a tensor on {a.device}")
-        given.append(a)
-        return Reference(len(given) - 1, a.requires_grad)
+        return Reference(given.setdefault(id(a), (len(given), a))[0], a.requires_grad)
     if isinstance(a, torch.device):
         return HERE if a == META else a
     if type(a) in (tuple, list):

@@ -17,6 +17,7 @@ from ..._ext.encoder import Encoded
 from ...base import torch_facts
 from ...base.strides import extent
 from .checks import are, argument, described, within
+from .sent_contents import DIGEST
 from .wire import WireError
 
 __all__ = ["NEW_STORAGES", "Known", "check", "check_run", "check_warnings"]
@@ -155,6 +156,17 @@ def _small(request: tuple, answer: Any, known: Known) -> None:
             _long_enough(data, known.storages.get(number, 0))
 
 
+def _digest(request: tuple, answer: Any, known: Known) -> None:
+    are("digest", (answer,), (list,))
+    if len(answer) != len(request[1]):
+        raise WireError(f"expected the digests of {len(request[1])} storages, got {len(answer)}")
+    for digest in answer:
+        if digest is not None:
+            are("a digest", (digest,), (bytes,))
+            if len(digest) != DIGEST:
+                raise WireError(f"expected a digest of {DIGEST} bytes, got {len(digest)}")
+
+
 # ---- calls -----------------------------------------------------------------------------------------------------------
 def _call(request: tuple, answer: Any, known: Known) -> None:
     _name, base, given, *_ = request
@@ -286,6 +298,7 @@ def _take(_request: tuple, answer: Any, _known: Known) -> None:
 _ANSWERS: dict[str, Callable[[tuple, Any, Known], None]] = {
     "call": _call,
     "copy": _made,
+    "digest": _digest,
     "fetch": _elements,
     "file": _file,
     "fill": _made,

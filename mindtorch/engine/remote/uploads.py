@@ -4,6 +4,7 @@ large ones in parts once there is memory for all of them (SPEC R1, R2)."""
 from __future__ import annotations
 
 import functools
+import hashlib
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...base.errors import MaterializationError
+from ..execute import around_segments
 from ..execute.mapped_files import file_of
 from .sent_contents import Contents, digest_of
 
 if TYPE_CHECKING:
     from .client import RemoteExecutor
+    from .exchange import Entry
 
 __all__ = ["Uploads"]
 
@@ -54,12 +57,13 @@ class Uploads:
         if self._absent == number:
             return False
         self.contents.put(number, digest)
+        if around_segments.keeper is not None:  # it will ask
+            self.contents.call(number, digest or hashlib.sha256(data).digest())
         return True
 
-    def copied(self, number: int, source: int, nbytes: int) -> None:
-        """Let a storage be there that is a copy of another."""
-        missed = functools.partial(self._missed, number, lambda: None, nbytes)
-        self._executor._ask("copy", number, source, answer=missed)
+    def copy(self, number: int, source: int, nbytes: int) -> Entry:
+        """What asks for a storage that is a copy of another."""
+        return ("copy", number, source), functools.partial(self._missed, number, lambda: None, nbytes)
 
     def _in_parts(self, number: int, data: bytes, missed: Missed) -> None:
         """A part is sent while the next one is made."""

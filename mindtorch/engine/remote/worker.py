@@ -3,22 +3,19 @@
 A message is a list of requests, the reply a list of their answers. Storages have the numbers that the client gave them;
 a tensor is a storage's number and its metadata. What could not be computed is remembered by the number of the failure,
 and so is all that depends on it.
-
-One file: every request is on the same storages and failures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ..._ext import lazy as _core
-from ...base import mapped_memory
-from ...base.strides import contiguous, extent
+from ...base.strides import contiguous
 from ...base.torch_warnings import without_what_was_said
 from ..execute.ambient import mirrored, take_over
 from ..execute.local import LocalExecutor
@@ -26,12 +23,11 @@ from ..execute.machine import this_machine
 from ..record.arguments import is_dense, quiet
 from ..record.predict import knowing_views
 from . import functions, hello
-from .checks import Checks
 from .definitions import Definition
+from .held_storages import Failed, HeldStorages, Poisoned
 from .mirrors import view
 from .plans import Plan, Step
-from .results import as_bytes, check_memory, contents, filled, is_out_of_memory, on_device, reserved, taken_apart
-from .sent_contents import digest_of
+from .results import as_bytes, check_memory, contents, taken_apart
 from .wire import Here, Reference, WireError, dumps, loads
 
 __all__ = ["Worker"]
@@ -47,21 +43,7 @@ ERRORS: dict[str, type[Exception]] = {
 }  # fmt: skip
 
 
-class Failed(NamedTuple):
-    """In place of a value that could not be computed."""
-
-    number: int
-
-
-class Poisoned(Exception):
-    """A value was asked for that could not be computed."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-
-class Worker:
+class Worker(HeldStorages):
     """Keeps storages and runs requests. ``device``: ``cpu``, or a CUDA device of its process.
 
     parcels: contents of storages on the way from one worker to another, or the number of the failure because of which
@@ -72,15 +54,10 @@ class Worker:
         self, device: str = "cpu", parcels: dict[int, bytes | bytearray | int] | None = None,
         folders: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        self._folders = folders
-        self._parcels = {} if parcels is None else parcels
         self._local = LocalExecutor(device)
-        self._device = self._local.device
-        self._storages: dict[int, torch.Tensor | Failed] = {}  # as bytes
+        super().__init__(self._local.device, parcels, folders)
         self._definitions: list[Definition] = []
         self._plans: list[Plan] = []
-        self._failures = 0
-        self._checks = Checks()
         self._over = False  # was a message refused? Nobody knows what another one is about then
         # Storage's address -> failure of what should have written to it, until the program has been told, and the
         # storage: it must not give its address away.
@@ -117,121 +94,6 @@ class Worker:
             take_over(mirrored(cuda=True), given)
         except (RuntimeError, TypeError, ValueError) as error:
             raise WireError(str(error)) from None
-
-    # ---- storages: where there is no memory for one, it has failed: (number of the failure, why) ---------------------
-    def upload(self, number: int, data: bytes) -> tuple[int, str] | None:
-        """A new storage."""
-        return self._made(number, lambda: on_device(data, self._device))
-
-    def reserve(self, number: int, nbytes: int) -> tuple[int, str] | None:
-        """A new storage, which is filled later."""
-        return self._made(number, lambda: reserved(nbytes, self._device))
-
-    def fill(self, number: int, begin: int, data: bytes) -> tuple[int, str] | None:
-        """A part of the contents of what was reserved."""
-        held = self._storages.get(number)
-        if not isinstance(held, torch.Tensor):
-            return None  # there was no memory for it
-        return self._made(number, lambda: filled(held, begin, data))
-
-    def _made(self, number: int, make: Callable[[], torch.Tensor]) -> tuple[int, str] | None:
-        try:
-            self._storages[number] = make()
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            self._failures += 1
-            self._storages[number] = Failed(self._failures)
-            return self._failures, str(error)
-        return None
-
-    def file(self, number: int, path: str, offset: int, nbytes: int, digest: bytes) -> bool | tuple[int, str] | None:
-        """A new storage with a part of a safetensors file, if there is one in the worker's folders (else None) and that
-        is in it (else False: no storage). So it tells nobody what is in it but who knows, and nothing of other files.
-        """
-        found = mapped_memory.part_of(path, offset, nbytes, self._folders)
-        if found is None or digest_of(found) != digest:
-            self._checks.gone(number)
-            return None if found is None else False
-        return self.upload(number, found) or True
-
-    def write(self, number: int, data: bytes) -> None:
-        """Other contents for a storage, as many bytes as it has."""
-        held = self._bytes(number)
-        if held.numel() != len(data):
-            raise WireError(f"expected {held.numel()} bytes for storage {number}, got {len(data)}")
-        filled(held, 0, data)
-
-    def copy(self, number: int, source: int) -> tuple[int, str] | None:
-        """A new storage with the contents of another."""
-        found = self._storages.get(source)
-        if isinstance(found, Failed):
-            self._storages[number] = found
-            return None
-        return self._made(number, self._bytes(source).clone)
-
-    def give(self, number: int, ticket: int) -> None:
-        """Put a storage's contents aside for another worker."""
-        try:
-            self._parcels[ticket] = contents(self._bytes(number))
-        except Poisoned as error:
-            self._parcels[ticket] = error.number
-
-    def take(self, number: int, nbytes: int, ticket: int) -> tuple[int, int] | None:
-        """A new storage of what another worker gave. (failure's number, its number there) where that has failed.
-
-        The latter is 0 where nothing has come, or not all of it.
-        """
-        found = self._parcels.pop(ticket, 0)
-        if isinstance(found, int) or len(found) != nbytes:
-            self._failures += 1
-            self._storages[number] = Failed(self._failures)
-            return self._failures, found if isinstance(found, int) else 0
-        missed = self.upload(number, bytes(found))
-        return None if missed is None else (missed[0], 0)
-
-    def storage(self, number: int) -> tuple:
-        """A storage's contents."""
-        try:
-            return "bytes", contents(self._bytes(number))
-        except Poisoned as error:
-            return "failed", error.number
-
-    def small(self, numbers: list[int]) -> list[bytes | None]:
-        """The contents of storages, None for those that could not be computed or are not there."""
-        found = [self._storages.get(number) for number in numbers]
-        return [None if held is None or isinstance(held, Failed) else contents(as_bytes(held)) for held in found]
-
-    def has(self, number: int) -> bool:
-        """Is there such a storage?"""
-        return number in self._storages
-
-    def free(self, numbers: list[int]) -> None:
-        """Nobody names these any more."""
-        for number in numbers:
-            self._storages.pop(number, None)
-
-    def _bytes(self, number: int) -> torch.Tensor:
-        found = self._storages.get(number)
-        if found is None:
-            raise WireError(f"expected the number of a storage, got {number}")
-        if isinstance(found, Failed):
-            raise Poisoned(found.number)
-        if found.numel() != found.untyped_storage().nbytes():  # a call has resized it
-            found = self._storages[number] = as_bytes(found)
-        return found
-
-    def _tensor(self, described: tuple) -> torch.Tensor:
-        number, dtype, sizes, strides, offset, bits = described
-        held = self._bytes(number)
-        if (
-            extent(sizes, strides, offset) * dtype.itemsize > held.numel()
-            or min((*sizes, *strides, offset), default=0) < 0
-        ):
-            raise WireError(
-                f"expected a tensor within the {held.numel()} bytes of storage {number}, got {described[1:]}"
-            )
-        return view(held.untyped_storage(), dtype, sizes, strides, offset, bits)
 
     # ---- recorded calls ----------------------------------------------------------------------------------------------
     def define(self, definitions: list[tuple]) -> None:
