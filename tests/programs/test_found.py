@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 
 import pytest
+
+import mindtorch
+from tests.executors import using
 
 Step = tuple[str, int, int, int]
 NO_GRADIENTS = ("no_gradients", 0, 0, 0)
@@ -38,6 +42,8 @@ FOUND: dict[str, list[Step]] = {
         ("clamp_", 0, 0, 0),
         ("pow_", 1, 0, 0),
     ],
+    # A worker had two tensors for one that a call both read and resized.
+    "resized_is_what_is_read": [NO_GRADIENTS, ("sum_out", 0, 0, 0), ("uniform_", 0, 0, 0), ("sum_out", 0, 0, 0)],
     # Lazy negation and conjugation are part of what a view is.
     "negative_view": [("negative_view", 0, 0, 0), ("index", 2, 0, 1), ("softmax", 3, 0, 0), ("mul_", 2, 0, 0)],
     "conjugate_view": [
@@ -78,6 +84,8 @@ FOUND: dict[str, list[Step]] = {
 }
 
 
+@pytest.mark.parametrize("where", [mindtorch.LocalExecutor, mindtorch.LoopbackExecutor])
 @pytest.mark.parametrize("name", FOUND)
-def test_L7_found(name: str, programs: types.SimpleNamespace) -> None:
-    programs.run_both(FOUND[name])
+def test_L7_R1_found(name: str, where: Callable[[], mindtorch.Executor], programs: types.SimpleNamespace) -> None:
+    with using(where()):
+        programs.run_both(FOUND[name], memory=where is mindtorch.LocalExecutor)

@@ -1,25 +1,33 @@
-"""Random programs give what eager gives (SPEC L7). More of them: ``pytest tests/programs --programs 20000``.
+"""Random programs give what eager gives (SPEC L7, R1). More of them: ``pytest tests/programs --programs 20000``.
 
-Every tenth as many are on large tensors in many layouts.
+A third as many run behind messages, and every tenth as many are on large tensors in many layouts.
 """
 
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 
 import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+import mindtorch
+from tests.executors import using
+
 DEFAULT = 300
 SEARCH = [hypothesis.Phase.explicit, hypothesis.Phase.generate, hypothesis.Phase.shrink]
 
 
-def test_L7_random_programs(programs: types.SimpleNamespace, pytestconfig: pytest.Config) -> None:
+@pytest.mark.parametrize("where", [mindtorch.LocalExecutor, mindtorch.LoopbackExecutor])
+def test_L7_R1_random_programs(
+    where: Callable[[], mindtorch.Executor], programs: types.SimpleNamespace, pytestconfig: pytest.Config
+) -> None:
     number = st.integers(0, 11)
     step = st.tuples(st.sampled_from(programs.kinds), number, number, number)
     program = st.integers(5, 60).flatmap(lambda n: st.lists(step, min_size=n, max_size=n))
-    count = pytestconfig.getoption("--programs") or DEFAULT
+    here = where is mindtorch.LocalExecutor
+    count = (pytestconfig.getoption("--programs") or DEFAULT) // (1 if here else 3)
     ran = 0
 
     @hypothesis.settings(
@@ -29,9 +37,10 @@ def test_L7_random_programs(programs: types.SimpleNamespace, pytestconfig: pytes
     def run(gradients: bool, steps: list[tuple[str, int, int, int]]) -> None:
         nonlocal ran
         ran += 1
-        programs.run_both(steps if gradients else [("no_gradients", 0, 0, 0), *steps])
+        programs.run_both(steps if gradients else [("no_gradients", 0, 0, 0), *steps], memory=here)
 
-    run()
+    with using(where()):
+        run()
     assert ran >= count
 
 

@@ -457,8 +457,9 @@ def _error(kind: str, text: str) -> Exception:
 
 
 def _sendable(a: Any, given: dict[int, tuple[int, torch.Tensor]]) -> Any:
-    """An argument of a call as it goes into a message. Its tensors go into ``given`` by id, with their places: each once,
-    as a call may resize what it reads."""
+    """An argument of a call as it goes into a message. Its tensors go into ``given``, by id and with their place there:
+    each once, as a call may resize what it reads.
+    """
     if isinstance(a, torch.Tensor):
         if a.device != META:
             raise WireError(f"expected the meta tensor that mirrors a remote value, got a tensor on {a.device}")
