@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from mindtorch.engine.remote import worker as module
+from mindtorch.engine.remote import held_storages as module
 from mindtorch.engine.remote.wire import WireError
 from mindtorch.engine.remote.worker import Worker
 

@@ -16,8 +16,8 @@ from ..execute.wrapping import WrappingExecutor
 from ..record.arguments import quiet
 from ..remote.client import RemoteExecutor
 from .content_names import Names, NotKept
-from .places import Elsewhere, Here, Place
 from .shelves import Folder, Memory, Shelf
+from .where_kept import Elsewhere, Here, Place
 
 if TYPE_CHECKING:
     from types import TracebackType
