@@ -2,7 +2,10 @@
 
 Where there was no C++ compiler, or the processor's calling convention is another, recorded calls are made by Python.
 """
+from libc.stdint cimport int64_t
+
 from .native_calls cimport mt_caller, mt_releaser
+from .native_views cimport mt_viewer
 
 cdef extern from *:
     """
@@ -39,6 +42,18 @@ cdef extern from *:
             reinterpret_cast<uint64_t (*)(MT_TYPES, MT_FOUR, MT_FOUR, MT_FOUR, MT_FOUR)>(function)(
                 MT_REGISTERS, w[6], w[7], w[8], w[9], w[10], w[11], w[12], w[13],
                 w[14], w[15], w[16], w[17], w[18], w[19], w[20], w[21]);
+    }
+
+    static int mt_view(const void *on, void *call, int how, const int64_t *a, int n, const int64_t *b, int m,
+                       int set_a, int set_b, void **made) {
+        try {
+            *made = mt_make(on, call, how, a, n, b, m, set_a, set_b).impl;
+        } catch (abi::__forced_unwind &) {
+            throw;
+        } catch (...) {
+            return 1;
+        }
+        return 0;
     }
 
     static int mt_call(const mt_native *c, void **tensors, const double *floats, void **results) {
@@ -94,6 +109,8 @@ cdef extern from *:
     mt_delete mt_delete_cell
     int mt_call "mt_call"(const void *c, void **tensors, const double *floats, void **results) noexcept nogil
     void mt_give_up(void *tensor) noexcept
+    int mt_view "mt_view"(const void *on, void *call, int how, const int64_t *a, int n, const int64_t *b, int m,
+                          int set_a, int set_b, void **made) noexcept
 
 
 def start(size_t delete_cell):
@@ -106,3 +123,8 @@ def start(size_t delete_cell):
         return None
     mt_delete_cell = <mt_delete>delete_cell
     return <size_t><mt_caller>mt_call, <size_t><mt_releaser>mt_give_up
+
+
+def viewer():
+    """Address of the function that makes a view, and says whether torch has thrown an exception instead."""
+    return <size_t><mt_viewer>mt_view

@@ -10,53 +10,11 @@ meta with what torch's way has recorded. What is not there, or is not the same, 
 """
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport uint64_t
 
 from .kept_wrappers cimport keys_of
 from .local_state cimport keys, no_keys
 from .native_calls cimport MT_ON, Wrap
-
-cdef extern from *:
-    """
-    /* A C++ object that is returned in memory which the caller gives. C does so with any struct of this size. */
-    typedef struct { void *impl, *more[3]; } mt_tensor;
-    /* std::optional<c10::SymInt> and c10::SymInt, handed on by address. */
-    typedef struct { int64_t value; uint64_t is_set; } mt_optional;
-
-    typedef mt_tensor (*mt_view_0)(const void *);
-    typedef mt_tensor (*mt_view_1)(const void *, int64_t);
-    typedef mt_tensor (*mt_view_2)(const void *, int64_t, int64_t);
-    typedef mt_tensor (*mt_view_3)(const void *, int64_t, int64_t, int64_t);
-    typedef mt_tensor (*mt_view_list)(const void *, const int64_t *, size_t);
-    typedef mt_tensor (*mt_view_list_bool)(const void *, const int64_t *, size_t, _Bool);
-    typedef mt_tensor (*mt_view_select)(const void *, int64_t, const int64_t *);
-    typedef mt_tensor (*mt_view_slice)(const void *, int64_t, const mt_optional *, const mt_optional *,
-                                       const int64_t *);
-    typedef mt_tensor (*mt_view_strided)(const void *, const int64_t *, size_t, const int64_t *, size_t,
-                                         const mt_optional *);
-    /* `a`, `b`: its numbers, and where the second list begins; the last number of each form stands at the end. */
-    static mt_tensor mt_make(const void *on, void *call, int how, const int64_t *a, int n, const int64_t *b, int m,
-                             int set_a, int set_b) {
-        mt_optional first = {a[1], (uint64_t)set_a}, second = {a[2], (uint64_t)set_b};
-        switch (how) {
-            case 0: return ((mt_view_0)call)(on);
-            case 1: return ((mt_view_1)call)(on, a[0]);
-            case 2: return ((mt_view_2)call)(on, a[0], a[1]);
-            case 3: return ((mt_view_3)call)(on, a[0], a[1], a[2]);
-            case 4: return ((mt_view_list)call)(on, a, (size_t)n);
-            case 5: return ((mt_view_list_bool)call)(on, a, (size_t)n, (_Bool)set_a);
-            case 6: return ((mt_view_select)call)(on, a[0], a + 1);
-            case 7: return ((mt_view_slice)call)(on, a[0], &first, &second, a + 3);
-            default:
-                first.value = b[m];
-                return ((mt_view_strided)call)(on, a, (size_t)n, b, (size_t)m, &first);
-        }
-    }
-    """
-    ctypedef struct mt_tensor:
-        void *impl
-    mt_tensor mt_make(const void *on, void *call, int how, const int64_t *a, int n, const int64_t *b, int m,
-                      int set_a, int set_b) noexcept
 
 ctypedef int (*New)(void ***cell) noexcept
 ctypedef int (*Delete)(void **cell) noexcept
@@ -102,17 +60,21 @@ cdef dict calls = {}                       # operator -> (what it takes, address
 cdef Wrap wrap_ = NULL
 cdef New new_cell = NULL
 cdef Delete delete_cell = NULL
+cdef mt_viewer viewer = NULL               # of `catching`
 cdef uint64_t to_classes = 0               # dispatch keys by which operators come to classes
 cdef uint64_t to_autograd = 0              # those of autograd's part that makes nodes; versions and bases are another's
 
 
-def start(find, plain, wrapper, below_autograd):
+def start(find, plain, wrapper, below_autograd, size_t catch):
     """Look for all that is called. False: torch lacks what each of them needs.
 
     `find(name)`: address of a C++ function of torch's, 0 where it is not exported. Operators come to the class of
-    `wrapper`, and not to that of `plain`. `below_autograd`: a context in which they make no nodes of autograd.
+    `wrapper`, and not to that of `plain`. `below_autograd`: a context in which they make no nodes of autograd. `catch`:
+    address of what makes a view and catches what torch throws (`catching`), 0: only views without a node are made,
+    which torch does not refuse once it has made one.
     """
-    global wrap_, new_cell, delete_cell, to_classes, to_autograd
+    global wrap_, new_cell, delete_cell, to_classes, to_autograd, viewer
+    viewer = <mt_viewer>catch
     cdef list others = list(map(find, OTHERS))
     if not all(others) or keys() == NULL or keys_of(<PyObject *>wrapper) == NULL:
         return False
@@ -180,12 +142,11 @@ cdef object make(PyObject *base, View *views, int n, PyObject *cls, bint no_node
     cdef void *on = MT_ON(base)
     cdef void **cell = NULL
     cdef void **before
-    cdef mt_tensor made
     cdef View *v
     cdef int i
-    cdef bint failed = False
+    cdef bint failed = False, refused = False
     cdef PyObject *out = NULL
-    if not no_keys():
+    if not no_keys() or viewer == NULL and not no_node:
         return None
     keys().excluded = to_classes | to_autograd if no_node else to_classes
     for i in range(n):
@@ -195,16 +156,21 @@ cdef object make(PyObject *base, View *views, int n, PyObject *cls, bint no_node
             failed = True
         else:
             v = &views[i]
-            made = mt_make(on, v.call, v.how, v.numbers, v.n, v.numbers + v.n, v.m, v.set_a, v.set_b)
-            cell[0] = made.impl
+            if viewer != NULL:
+                refused = viewer(on, v.call, v.how, v.numbers, v.n, v.numbers + v.n, v.m, v.set_a, v.set_b, cell)
+            else:
+                cell[0] = mt_make(on, v.call, v.how, v.numbers, v.n, v.numbers + v.n, v.m, v.set_a, v.set_b).impl
             on = cell
         if before:
             delete_cell(before)
-        if failed:
+        if failed or refused:
             break
     keys().excluded = 0
     if failed:
         raise MemoryError()
+    if refused:                            # as when the base of a view has been written to: torch says why, in Python
+        delete_cell(cell)
+        return None
     try:
         out = wrap_(cell, cls)
     finally:

@@ -433,7 +433,7 @@ cdef bint is_the_same(View *views, int n, tuple before, tuple after) except -1:
     stride = contiguous(size) if stride is None else stride
     length = offset + 1 + sum((many - 1) * step for many, step in zip(size, stride, strict=True) if many)
     base = empty_strided((length,), (1,), dtype=dtype, device=meta_device).as_strided_(size, stride, offset)
-    view = make(<PyObject *>base, views, n, <PyObject *>plain_class)
+    view = make(<PyObject *>base, views, n, <PyObject *>plain_class, True)
     if view is None or view.dtype is not after[0]:
         return False
     stride = contiguous(after[1]) if after[2] is None else after[2]

@@ -325,3 +325,49 @@ def test_L7_operators_called_by_name_write_and_view_each_time(same_as_eager: Sam
         return facts, x
 
     same_as_eager(program)
+
+
+# ---- views that torch refuses ----------------------------------------------------------------------------------------
+_REFUSED = """
+import sys
+if {no_catching}:
+    sys.modules["mindtorch._ext.catching"] = None
+import torch, mindtorch
+
+FORMS = {{
+    "view": lambda a: a.view(2, 2), "reshape": lambda a: a.reshape(2, 2), "t": lambda a: a.t(), "T": lambda a: a.T,
+    "transpose": lambda a: a.transpose(0, 0), "permute": lambda a: a.permute(0), "expand": lambda a: a.expand(2, 4),
+    "squeeze": lambda a: a.squeeze(), "squeeze.dim": lambda a: a.squeeze(0), "unsqueeze": lambda a: a.unsqueeze(0),
+    "function": lambda a: torch.unsqueeze(a, 0), "select": lambda a: a.select(0, 1), "int": lambda a: a[1],
+    "slice": lambda a: a[1:], "narrow": lambda a: a.narrow(0, 1, 2), "None": lambda a: a[None], "unfold":
+    lambda a: a.unfold(0, 2, 1), "as_strided": lambda a: a.as_strided((2,), (1,)), "alias": lambda a: a.view_as(a),
+    "split": lambda a: a.split(2)[0], "unbind": lambda a: a.unbind(0)[0], "add_": lambda a: a.add_(1),
+    "detach": lambda a: a.detach(), "add": lambda a: a + 1, "none": lambda a: a,
+}}
+
+def said(device, form):
+    for _ in range(3):  # so that whatever is remembered of such calls is
+        for a in (torch.zeros(4), torch.zeros(3, 4)[1], torch.zeros(3, 4).unbind(0)[1]):
+            form(a.to(device))
+        form(torch.zeros(3, 4).to(device).unbind(0)[1])
+    base, weight = torch.zeros(3, 4).to(device), torch.ones(3, 4).to(device).requires_grad_()
+    with torch.no_grad():
+        a, *_ = base.unbind(0)
+    base.mul_(weight)
+    try:
+        return tuple(form(a).shape)
+    except RuntimeError as error:
+        return str(error)
+
+for name, form in FORMS.items():
+    expected, found = said("cpu", form), said("remote_accelerator:0", form)
+    assert found == expected, (name, found, expected)
+    print(name, type(found).__name__)
+"""
+
+
+@pytest.mark.parametrize("no_catching", [False, True])
+def test_L9_a_view_that_torch_refuses_is_an_error_and_no_abort(no_catching: bool, after_torch: Any) -> None:
+    """Torch throws where the base of a view was written to: a C++ exception, which no Python has called for."""
+    lines = after_torch(_REFUSED.format(no_catching=no_catching)).stdout.splitlines()
+    assert len(lines) == 25 and sum(line.endswith(" str") for line in lines) >= 20

@@ -251,12 +251,23 @@ def views_made(wrapper: Any) -> bool:
     from .._ext import native_views
 
     below = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
-    made = native_views.start(exported, torch.zeros(2, 3, device="cpu"), wrapper, below())
+    catching = _catching()
+    catch = 0 if catching is None else catching.viewer()
+    made = native_views.start(exported, torch.zeros(2, 3, device="cpu"), wrapper, below(), catch)
     if not made:
         lost["operators of torch's libraries"] = (
             "views and writes are recorded as torch decomposes them, which is slower"
         )
     return made
+
+
+def _catching() -> Any:
+    """What calls C++ and catches its exceptions; None where no C++ compiler has built it."""
+    try:
+        from .._ext import catching
+    except ImportError:
+        return None
+    return catching
 
 
 def native_calls_made() -> bool:
@@ -266,11 +277,8 @@ def native_calls_made() -> bool:
     """
     from .._ext import native_calls, native_views
 
-    try:
-        from .._ext import catching
-    except ImportError:  # it was not built
-        return False
-    if not known():
+    catching = _catching()
+    if catching is None or not known():
         return False
     found = native_views.facts(torch.zeros(2, 3, device="cpu"))
     functions = catching.start(exported("aoti_torch_delete_tensor_object"))

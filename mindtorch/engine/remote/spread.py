@@ -13,7 +13,7 @@ from ..._ext import lazy as _core
 from ...base.errors import MaterializationError, UsageError
 from ..execute.base import Executor
 from ..execute.machine import Machine
-from ..record.arguments import tensors_in
+from ..record.arguments import quiet, tensors_in
 from .client import RemoteExecutor
 from .mirrors import META, view
 from .one_thread import one_thread_at_a_time
@@ -166,7 +166,13 @@ class SpreadExecutor(Executor):
                 return now[id(a)].requires_grad_(a.requires_grad) if id(a) in now else a
             return type(a)(swap(item) for item in a) if type(a) in (tuple, list) else a
 
-        return there.call(info, tuple(map(swap, args)), {name: swap(a) for name, a in kwargs.items()}, draws)
+        try:
+            return there.call(info, tuple(map(swap, args)), {name: swap(a) for name, a in kwargs.items()}, draws)
+        finally:  # a call that raises may have resized what it writes to
+            with quiet():
+                for a in given:
+                    if id(a) in now and _layout(now[id(a)]) != _layout(a):
+                        a.set_(now[id(a)].untyped_storage(), *_layout(now[id(a)]))
 
     def _for_a_call(self, given: Sequence[torch.Tensor], there: RemoteExecutor) -> dict[int, torch.Tensor]:
         """What stands there for those that are elsewhere, by their ids: copies, which die with the call."""
@@ -231,6 +237,10 @@ class SpreadExecutor(Executor):
     def set_generators(self, seed: int | None, states: dict[int, torch.Tensor]) -> None:
         for index, executor in enumerate(self.executors):
             executor.set_generators(seed, {k: state for k, state in states.items() if k == index})
+
+
+def _layout(t: torch.Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
+    return t.storage_offset(), t.shape, t.stride()
 
 
 def _on(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
