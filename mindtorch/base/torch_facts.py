@@ -284,7 +284,8 @@ def native_calls_made() -> bool:
     functions = catching.start(exported("aoti_torch_delete_tensor_object"))
     if found is None or functions is None:
         return False
-    native_calls.start(*functions, *found, torch.Tensor)
+    call, give_up = functions
+    native_calls.start(call, give_up, *found, torch.Tensor)
     return True
 
 

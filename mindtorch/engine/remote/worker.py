@@ -331,7 +331,7 @@ class Worker(HeldStorages):
         with quiet():
             plain = view(t.untyped_storage(), t.dtype, t.shape, t.stride(), t.storage_offset())  # without its bits
             if plain.numel() and not is_dense(tuple(plain.shape), plain.stride()):
-                plain = plain.contiguous()
+                plain = plain.clone()  # laid out as every copy that keeps the format
             span = view(plain.untyped_storage(), plain.dtype, (plain.numel(),), (1,), plain.storage_offset())
             return "values", tuple(plain.stride()), contents(as_bytes(span.clone()))
 
