@@ -1,6 +1,6 @@
-"""Random programs give what eager gives (SPEC L7, R1). More of them: ``pytest tests/programs --programs 20000``.
+"""Random programs give what eager gives (SPEC L7, R1, R5). More of them: ``pytest tests/programs --programs 20000``.
 
-A third as many run behind messages, and every tenth as many are on large tensors in many layouts.
+A third as many run behind messages, as many on several workers at random, and a tenth on large tensors in many layouts.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ import pytest
 from hypothesis import strategies as st
 
 import mindtorch
-from tests.executors import using
+from tests.executors import Anywhere, using
 
 DEFAULT = 300
 SEARCH = [hypothesis.Phase.explicit, hypothesis.Phase.generate, hypothesis.Phase.shrink]
 
 
-@pytest.mark.parametrize("where", [mindtorch.LocalExecutor, mindtorch.LoopbackExecutor])
-def test_L7_R1_random_programs(
+def anywhere() -> mindtorch.Executor:
+    return Anywhere([mindtorch.LoopbackExecutor() for _ in range(3)], 1 << 30)
+
+
+@pytest.mark.parametrize("where", [mindtorch.LocalExecutor, mindtorch.LoopbackExecutor, anywhere])
+def test_L7_R1_R5_random_programs(
     where: Callable[[], mindtorch.Executor], programs: types.SimpleNamespace, pytestconfig: pytest.Config
 ) -> None:
     number = st.integers(0, 11)
@@ -37,6 +41,7 @@ def test_L7_R1_random_programs(
     def run(gradients: bool, steps: list[tuple[str, int, int, int]]) -> None:
         nonlocal ran
         ran += 1
+        Anywhere.dice.seed(len(steps))  # a program that is tried again runs where it ran
         programs.run_both(steps if gradients else [("no_gradients", 0, 0, 0), *steps], memory=here)
 
     with using(where()):

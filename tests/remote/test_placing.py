@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,12 @@ from torch import nn
 
 import mindtorch
 from mindtorch._ext import lazy as _core
-from mindtorch._ext.divided import facts
 from mindtorch.base.errors import SessionLost
 from mindtorch.engine.remote import division, placing
 from mindtorch.engine.remote.placing import PlacingExecutor
 from mindtorch.engine.remote.worker import Worker
 
-from ..executors import using
+from ..executors import Anywhere, using
 
 DEVICE = "remote_accelerator:0"
 pytestmark = pytest.mark.usefixtures("nothing_pending")
@@ -225,24 +224,6 @@ def test_R5_moves_are_those_of_the_plan_and_joined() -> None:
         placing.tell(*before)
 
 
-class _Anywhere(PlacingExecutor):
-    """Every record runs on a worker that is drawn."""
-
-    dice = random.Random(0)
-
-    def _divided(self, segment: Any) -> Iterator[tuple[int, Any]]:
-        records, begins, stays = facts(segment)
-        work = self._work(records, begins, stays)
-        places = [self.dice.randrange(len(self.executors)) for _ in records]
-        for part in division._parted(records, places, dict(work.homes), self._generator).parts:
-            self._draws = part.draws
-            yield part.worker, segment.part(part.positions)
-
-    def _parts(self, segment: Any) -> Iterable[tuple[int, Any]]:
-        self._workers = {}
-        return self._divided(segment)
-
-
 def drawn(device: str, seed: int) -> Any:
     """A program of views, writes, draws and reads."""
     dice = random.Random(seed)
@@ -287,7 +268,7 @@ def drawn(device: str, seed: int) -> Any:
 
 @pytest.mark.parametrize("part", range(4))
 def test_R5_wherever_each_record_runs_the_bits_are_the_same(part: int) -> None:
-    with using(_Anywhere([mindtorch.LoopbackExecutor() for _ in range(3)], 1)) as executor:
+    with using(Anywhere([mindtorch.LoopbackExecutor() for _ in range(3)], 1)) as executor:
         executor.dice = random.Random(part)
         for seed in range(part * 10, part * 10 + 10):
             same(lambda device, seed=seed: drawn(device, seed))
@@ -430,3 +411,41 @@ def test_R5_a_program_stays_on_one_worker_up_to_its_last_byte(after_a_step: Call
                     del net, x, other
     """
     assert after_a_step(code).stdout == "False True True\nTrue True True\n" * 3
+
+
+def test_R5_a_call_changes_the_layout_of_what_it_was_given() -> None:
+    """Also where its tensor has just come to the worker that runs the call: an upload, or another worker's."""
+
+    def program(device: str) -> Any:
+        with torch.no_grad():
+            x, y = torch.arange(6.0).view(2, 3).to(device), torch.arange(6.0).view(3, 2).to(device)
+            z = x.data
+            z.t_()
+            out = torch.zeros(1, 4).to(device)
+            torch.mm(y, x, out=out)
+            return z, z.stride(), x.stride(), out, out.shape, out.contiguous() + 1
+
+    for limit in (0, 1 << 24):
+        with using(over(2, limit)):
+            same(program)
+
+
+@pytest.mark.parametrize("tie", ["set_", "data"])
+def test_R5_tensors_that_were_put_on_one_storage_are_where_it_is(tie: str) -> None:
+    def program(device: str) -> Any:
+        a, b = torch.arange(4.0).to(device), torch.ones(4).to(device)
+        if tie == "set_":
+            a.set_(b)
+        else:
+            a.data = b.data
+        found = []
+        for k in range(4):
+            found.append(a + k)
+            b.add_(1)
+            found.append(a * 2)
+        return found, a, b
+
+    for seed in range(8):
+        with using(Anywhere([mindtorch.LoopbackExecutor() for _ in range(3)], 1 << 24)):
+            Anywhere.dice.seed(seed)
+            same(program)

@@ -21,7 +21,7 @@ from ..._ext import divided as _divided
 from ..record.arguments import quiet
 from .client import RemoteExecutor
 from .cuts import Costs, Plan, Work, on_one, plans, roomiest
-from .division import divided
+from .division import Record, divided
 from .one_thread import one_thread_at_a_time
 from .pending_uploads import Waiting
 from .reads import plain_bytes
@@ -64,6 +64,21 @@ def _tell(found: list[Plan]) -> None:
         _listener(found)
     elif found[0].excess:
         log.warning("the workers have %d bytes less than the program needs", found[0].excess)
+
+
+def _of_storages(
+    records: list[Record], begins: dict[int, torch.Tensor], stays: set[int]
+) -> tuple[list[Record], dict[int, torch.Tensor], set[int]]:
+    """What `facts` gives, with one slot for each storage: tensors that `set_` or ``.data =`` put on one have two."""
+    first: dict[int, int] = {}
+    same = {slot: first.setdefault(mirror.untyped_storage()._cdata, slot) for slot, mirror in begins.items()}
+    if len(first) == len(same):
+        return records, begins, stays
+    one = [
+        (*head, [same.get(slot, slot) for slot in takes], [same.get(slot, slot) for slot in writes], makes)
+        for *head, takes, writes, makes in records
+    ]
+    return one, {slot: begins[slot] for slot in first.values()}, {same.get(slot, slot) for slot in stays}
 
 
 @one_thread_at_a_time
@@ -124,7 +139,7 @@ class PlacingExecutor(SpreadExecutor):
         return self._divided(segment)
 
     def _divided(self, segment: Any) -> Iterator[tuple[int, Any]]:
-        records, begins, stays = _divided.facts(segment)
+        records, begins, stays = _of_storages(*_divided.facts(segment))
         for index in {record[3] for record in records}:
             self._at(index)  # or say that there is none
         work = self._work(records, begins, stays)
@@ -224,10 +239,11 @@ class PlacingExecutor(SpreadExecutor):
             return _on(there.adopt(self._waiting.fetch([copied]))[0], value)
         return super()._copy(value, there)
 
-    def _for_a_call(self, given: Sequence[torch.Tensor], there: RemoteExecutor) -> dict[int, torch.Tensor]:
-        moving = [t for t in given if self._workers is not None or t in self._waiting._mirrors]
-        settled = dict(zip(map(id, moving), self._settle(moving, there), strict=True))
-        return {**super()._for_a_call([t for t in given if id(t) not in settled], there), **settled}
+    def gather(self, values: Sequence[torch.Tensor], written: Sequence[torch.Tensor], draws: int | None) -> bool:
+        moving = [t for t in values if t.is_meta and (self._workers is not None or t in self._waiting._mirrors)]
+        there = self._where_called(moving, written, draws)
+        found = self._settle(moving, there)
+        return any(now is not before for before, now in zip(moving, found, strict=True))
 
     # ---- values ------------------------------------------------------------------------------------------------------
     def adopt(self, tensors: Sequence[torch.Tensor], index: int = 0) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ from ..._ext import lazy as _core
 from ...base.errors import MaterializationError, UsageError
 from ..execute.base import Executor
 from ..execute.machine import Machine
-from ..record.arguments import quiet, tensors_in
+from ..record.arguments import tensors_in
 from .client import RemoteExecutor
 from .mirrors import META, view
 from .one_thread import one_thread_at_a_time
@@ -154,29 +154,24 @@ class SpreadExecutor(Executor):
         given = [t for t in tensors_in([*args, *kwargs.values()]) if t.is_meta]
         named: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         written = [t for t in tensors_in([named[w] for w in info.writes if w in named]) if t.is_meta]
-        if draws is not None:
-            there = self._drawing(draws)
-        else:
-            owners = map(self._owner, (*written, *given))
-            there = next((owner for owner in owners if owner in self.executors), self.executors[0])
-        now = self._for_a_call(given, there)
+        there = self._where_called(given, written, draws)
+        # What is elsewhere: as copies, which die with the call.
+        now = {id(a): self._copy(a, there) for a in given if a not in there._mirrors}
 
         def swap(a: Any) -> Any:
             if isinstance(a, torch.Tensor):
                 return now[id(a)].requires_grad_(a.requires_grad) if id(a) in now else a
             return type(a)(swap(item) for item in a) if type(a) in (tuple, list) else a
 
-        try:
-            return there.call(info, tuple(map(swap, args)), {name: swap(a) for name, a in kwargs.items()}, draws)
-        finally:  # a call that raises may have resized what it writes to
-            with quiet():
-                for a in given:
-                    if id(a) in now and _layout(now[id(a)]) != _layout(a):
-                        a.set_(now[id(a)].untyped_storage(), *_layout(now[id(a)]))
+        return there.call(info, tuple(map(swap, args)), {name: swap(a) for name, a in kwargs.items()}, draws)
 
-    def _for_a_call(self, given: Sequence[torch.Tensor], there: RemoteExecutor) -> dict[int, torch.Tensor]:
-        """What stands there for those that are elsewhere, by their ids: copies, which die with the call."""
-        return {id(a): self._copy(a, there) for a in given if a not in there._mirrors}
+    def _where_called(
+        self, given: Sequence[torch.Tensor], written: Sequence[torch.Tensor], draws: int | None
+    ) -> RemoteExecutor:
+        if draws is not None:
+            return self._drawing(draws)
+        owners = map(self._owner, (*written, *given))
+        return next((owner for owner in owners if owner in self.executors), self.executors[0])
 
     def _drawing(self, index: int) -> RemoteExecutor:
         """What has the generator of ``remote_accelerator:index``."""
@@ -237,10 +232,6 @@ class SpreadExecutor(Executor):
     def set_generators(self, seed: int | None, states: dict[int, torch.Tensor]) -> None:
         for index, executor in enumerate(self.executors):
             executor.set_generators(seed, {k: state for k, state in states.items() if k == index})
-
-
-def _layout(t: torch.Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
-    return t.storage_offset(), t.shape, t.stride()
 
 
 def _on(whole: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
