@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Profile", "Report", "load_ipython_extension", "load_report", "profiled", "unload_ipython_extension"]
 
 _FORMATS = {each.name: each for each in FORMATS if not each.sized}  # those of estimates
-_FRAMES = {**{name: f"{name}s" for name in TABLES}, "finding": "findings", "pattern": "patterns"}
+_FRAMES = {name: f"{name}s" for name in (*TABLES, "part", "finding", "pattern")}
 
 _OPTIONS = [name for name in inspect.signature(Profiler).parameters if name not in ("whole", "begun_ns")]
 #: Columns of tables that may have no row.
@@ -109,13 +109,13 @@ class Report:
         return render_report(self._made, Canvas(terminal_width(), color=False), View(by, top, depth, sort), "", [])
 
     def to_pandas(self, table: str = "op") -> pandas.DataFrame:
-        """A table of the report as a DataFrame: "op", "module", "line", "phase", "finding" or "pattern".
+        """A table of the report as a DataFrame: "op", "module", "line", "phase", "part", "finding" or "pattern".
 
         Raises ImportError without pandas.
         """
         if table not in _FRAMES:
             raise ValueError(f"[profile] expected one of the tables {', '.join(_FRAMES)}, got {table!r}")
-        rows = self._made[_FRAMES[table]]
+        rows = self._made.get(_FRAMES[table], [])
         try:
             import pandas
         except ImportError as error:

@@ -8,6 +8,7 @@ Schema 1::
                 "classes", "phase", "source"}, …],
      "edges": [[source, output index, target, input index], …],
      "segments": [{"start", "stop", "read_by"}, …], "outputs": [[node id, output index], …]
+     and, where there are any: "parts": [{"name", "modules": [path, …], "nodes": ids of those outside of modules}, …]
      and, where a user's analyzer was asked: "patterns": [{"name", "anchor", "nodes", "verified", "attributes"}, …]}
 
 ``source`` is [file, line, function]. ``overload``: ``aten.add.Tensor``. ``readings``: of each input, null where it is
@@ -34,6 +35,7 @@ import torch
 
 from .graph import KINDS, PHASES, ComputationGraph, Node
 from .parts import Call, Hole, Opaque, Output, Reading
+from .structure import parts_of
 
 if TYPE_CHECKING:
     import networkx
@@ -112,6 +114,8 @@ def _tail(graph: ComputationGraph) -> dict[str, Any]:
              "attributes": {key: encode(value) for key, value in each.attributes.items()}}
             for each in graph.patterns if not each.refused
         ]  # fmt: skip
+    if parts := parts_of(graph):
+        found["parts"] = [{"name": name, "modules": modules, "nodes": nodes} for name, modules, nodes in parts]
     return found
 
 

@@ -172,6 +172,7 @@ class ComputationGraph:
         self.outputs: tuple[tuple[int, int], ...] = ()  # (node id, output index) of what was asked for
         self._said_phases: dict[int, str] = {}  # in place of the recorded ones, see `describe`
         self.patterns: tuple[Instance, ...] | None = None  # what an analyzer says; None: nobody was asked
+        self._whole: ComputationGraph | None = None  # of a part of a graph (`reduced`)
         self.left_out: dict[str, Any] = {}  # what `reduced` was asked to leave out, and how much that was
 
     # ---- from the tape -----------------------------------------------------------------------------------------------

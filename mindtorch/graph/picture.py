@@ -13,6 +13,7 @@ from ..base.words import counted
 from .boxes import IN, OUT, Box, boxed, inside
 from .graph import ComputationGraph
 from .reduce import matches, module_paths, there_are
+from .structure import part_lines
 from .text import left_out
 
 MOST_SHOWN = 60  # boxes of a phase that are open by themselves
@@ -54,7 +55,7 @@ def shown(
 
 
 def _less(graph: ComputationGraph) -> list[str]:
-    return list(filter(None, [left_out(graph)]))
+    return list(filter(None, [left_out(graph), *part_lines(graph)]))
 
 
 def _focused(graph: ComputationGraph, root: Box, pattern: str) -> Box:

@@ -33,6 +33,7 @@ def reduced(graph: ComputationGraph, modules: Sequence[str], depth: int | None, 
     part.build()
     made = part.made
     made.left_out = dict(graph.left_out)
+    made._whole = (graph._whole or graph) if until is None else None
     if len(made) < len(graph) or len(made.edges) < len(graph.edges):
         made.left_out |= {
             **({"modules_but": list(modules)} if modules else {}),

@@ -18,6 +18,7 @@ from ..base.words import counted, visible
 from .fold import Folded, Item, fold, initialization, initialized
 from .graph import DATA, ComputationGraph, Node
 from .parts import Hole, Opaque, Output
+from .structure import part_lines
 
 _LAST = 2**63 - 1  # torch's "to the end" of a slice
 _UNTOLD = frozenset({"device", "pin_memory", "layout"})  # the same all over a program; JSON has them
@@ -117,6 +118,8 @@ def _summary(graph: ComputationGraph, width: int, hidden: Set[int]) -> Iterator[
     yield _cut(", ".join(counted(n, word) for n, word in counts), width)
     if graph.left_out:
         yield _cut(left_out(graph), width)
+    for line in part_lines(graph):
+        yield _cut(line, width)
     if hidden:
         yield _cut(initialized(graph, hidden), width)
     made = sum(1 for node in graph._names if not graph._kind[node] and node not in hidden)

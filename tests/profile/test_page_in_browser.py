@@ -88,6 +88,22 @@ def test_C2_page_says_that_the_machine_was_busy(trained, tmp_path, queued, told)
     assert ("for 1.10 s of the time (11.0 %), the program waited for a processor" in document) is told
 
 
+def test_C2_page_shows_the_parts_of_phases(trained, tmp_path):
+    report, profiler = trained
+    row = {"phase": "forward", "ops": 7, "flops": 2000, "macs": 0}
+    report["parts"] = [
+        {**row, "name": "vision tower", "modules": ["Net.a", "Net.b"], "calls": 4, "time_s": 0.004},
+        {**row, "name": "the rest", "modules": [], "calls": None, "time_s": 0.001},
+    ]
+    report["totals"]["time_s"] = 0.01
+    write_html(report, profiler.recording(), tmp_path / "p.html")
+    document, complaints = shown(tmp_path / "p.html", tmp_path)
+    assert complaints == []
+    (table,) = texts(document, r"<table[^>]*>(?:(?!</table>).)*Parts of phases.*?</table>")
+    assert "forward: vision tower 4 × 1.00 ms Net.a, Net.b 7 4.00 ms 40.0 2.00 k" in table, table
+    assert table.endswith("forward: the rest 7 1.00 ms 10.0 2.00 k"), table
+
+
 def test_C2_page_of_an_estimate_shows_its_memory_and_its_roofline(Net, tmp_path):
     with Estimator(target=targets.find("h100")) as estimator:
         Net(layers=4)(torch.zeros(2, 3, dtype=torch.long)).sum().backward()

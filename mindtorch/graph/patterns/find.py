@@ -33,7 +33,7 @@ from .scan import StateSpaceScan
 from .token_sampling import Sampling
 from .whole_weights import whole_weights
 
-__all__ = ["Instance", "find_patterns", "library", "loaded"]
+__all__ = ["Flows", "Instance", "find_patterns", "library", "loaded"]
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +63,10 @@ _ONE_THING = frozenset(
                   _OF_TORCH.sparse)
     for name in kinds.__all__
 )  # fmt: skip
+
+
+#: A graph as patterns are looked for in it, by phases: and with fewer of its equal blocks, where it has many.
+Flows = dict[tuple[str, ...], tuple[Flow, Blocks | None]]
 
 
 @dataclass(frozen=True)
@@ -107,16 +111,17 @@ def find_patterns(
     patterns: Sequence[Pattern] | None = None,
     known: dict[Any, Any] | None = None,
     failed: dict[str, Exception] | None = None,
+    flows: Flows | None = None,
 ) -> list[Instance]:
     """The instances of `patterns` (all known ones) in the forward part of a graph, and what was refused as one.
 
     A node is part of one instance at most. Each form is run once beside the pattern's own function; known: what that
     showed, to be handed on from graph to graph. failed: gets the errors of patterns by name, which else are raised;
-    such a pattern has no instances.
+    such a pattern has no instances. flows: gets what the graph is for a search, for who looks for something else in it.
     """
     known = {} if known is None else known
     graph = whole_weights(graph)
-    flows: dict[tuple[str, ...], tuple[Flow, Blocks | None]] = {}
+    flows = {} if flows is None else flows
     taken: set[int] = set()
     found: list[Instance] = []
     for pattern in library() if patterns is None else patterns:

@@ -119,9 +119,7 @@ class Sampling:
             few = self._seen[key] < (CALLS if key[1] else GENERATING)
             grown = not few and self._for_growth < MOST_GROWN and self._modules_at.get(which, 0) < self.registered()
             wanted = (few or grown or (key[1] and self._is_loss_missed())) and not torch.compiler.is_compiling()
-            # Several models whose losses follow; without gradients, calls of one. Else each its own.
-            with_others = key[1] and self._key[1] and which not in self._models
-            goes_on = own and self._of == "after" and wanted and (with_others or (key == self._key and not key[1]))
+            goes_on = own and self._of == "after" and wanted and self._is_with_others(key)
             if own and self._of != "call" and not goes_on:
                 self.close()
             if wanted and (goes_on or self._may_begin()):
@@ -149,6 +147,13 @@ class Sampling:
             if self._looking and self._passes < MOST_CALLS and self._may_begin():
                 self._passes += 1
                 self._of = "step"
+
+    def _is_with_others(self, key: tuple[int, bool]) -> bool:
+        """Is a call part of the graph of earlier ones? With gradients, those of several models are, whose losses
+        follow; without, those of one, and of modules of it, as of an encoder before the whole."""
+        if key[1] != self._key[1]:
+            return False
+        return key[0] not in self._models if key[1] else context.path_root(key[0]) == context.path_root(self._key[0])
 
     def _is_loss_missed(self) -> bool:
         """Was one called only after calls of which there is no graph? An iteration may call a model often."""

@@ -27,6 +27,7 @@ from mindtorch.profile.report.forecast import Forecast
 from mindtorch.profile.report.joules import add_energy
 from mindtorch.profile.report.lines import line_rows
 from mindtorch.profile.report.made_of import Labels, pattern_rows
+from mindtorch.profile.report.phase_parts import part_rows
 from mindtorch.profile.report.recording import LOADER, WORKERS, Recording, stage_tables
 from mindtorch.profile.report.rows import LOCATION, PHASE, SIG, Row, grouped
 from mindtorch.profile.report.times import quartiles, seconds
@@ -72,6 +73,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
     share = time_ns / spent if spent else 1.0  # of the time of the run, what is the program's own
     placed, made_of = list(map(Row._make, every.tolist())), Labels(seen.samples, seen.names)
     patterns, failed = pattern_rows(seen, placed, made_of, forecast)
+    parts, parts_failed = part_rows(seen, placed, forecast, made_of.flows)
     report: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "tool": {"mindtorch": _version(), "torch": str(torch.__version__), "python": platform.python_version()},
@@ -115,6 +117,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
         },
         "steps": _steps(seen, _seconds(tables, "warmup", main)),
         "phases": _phases(seen, by_phase, forecast, stage.launched),
+        "parts": parts,
         "modules": module_rows(seen, every, forecast, share),
         "ops": _ops(seen, rows, forecast, waits[main] + _for_data(seen, by_phase)),
         "patterns": patterns,
@@ -127,7 +130,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
         "unseen": unseen(seen.compiled, seen.children, seen.unseen_threads),
         "assumed": list(seen.assumed),
         **{name: list(seen.left_alone.get(name, ())) for name in ("not_written", "not_removed", "not_held_back")},
-        "warnings": warnings(seen, uncounted, by_phase, macs, early_macs) + failed,
+        "warnings": warnings(seen, uncounted, by_phase, macs, early_macs) + failed + parts_failed,
         "interrupted": seen.interrupted,
         "exit_code": seen.exit_code,
     }

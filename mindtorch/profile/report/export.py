@@ -30,7 +30,7 @@ def write_json(report: dict[str, Any], path: str | os.PathLike[str]) -> None:
 
 
 def write_csv(report: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """All tables in one file, told apart by the first column: phase, module, op, line."""
+    """All tables in one file, told apart by the first column: phase, part, module, op, line."""
     import csv  # not above: the command's help needs the names of the formats alone
 
     with atomic(path) as file:
@@ -38,6 +38,9 @@ def write_csv(report: dict[str, Any], path: str | os.PathLike[str]) -> None:
         writer.writeheader()
         for phase in report["phases"]:
             writer.writerow({**phase, "table": "phase", "self_s": phase["time_s"], "total_s": phase["time_s"]})
+        for part in report.get("parts", ()):  # none in reports of an older genie
+            writer.writerow({**part, "table": "part", "name": f"{part['phase']}: {part['name']}",
+                             "self_s": part["time_s"], "total_s": part["time_s"]})  # fmt: skip
         for module in report["modules"]:
             writer.writerow({**module, "table": "module", "name": module["path"]})
         for op in report["ops"]:

@@ -12,7 +12,8 @@ from mindtorch.profile.report.export import SCHEMA_VERSION
 
 __all__ = ["check", "read"]
 
-_TABLES = ("models", "phases", "modules", "ops", "patterns", "labels", "lines", "findings", "assumed", "uncounted")
+_TABLES = ("models", "phases", "parts", "modules", "ops", "patterns", "labels", "lines", "findings", "assumed",
+           "uncounted")  # fmt: skip
 _PARTS: dict[str, type | tuple[type, ...]] = {
     "tool": dict, "mode": str, "command": list, "model": dict, "startup": dict, "totals": dict, "steps": dict,
     "memory": (dict, type(None)), "waits": dict, "detail": dict, "warnings": list, **dict.fromkeys(_TABLES, list),

@@ -14,7 +14,7 @@ import torch
 
 from mindtorch._ext import context
 from mindtorch.engine.record.arguments import quiet
-from mindtorch.graph.patterns import Instance, find_patterns, loaded
+from mindtorch.graph.patterns import Flows, Instance, find_patterns, loaded
 from mindtorch.graph.patterns.flow import MOVES, PRODUCTS
 from mindtorch.profile.cost.roofline import BOUNDS
 from mindtorch.profile.report.rows import MODULE, PHASE
@@ -69,11 +69,13 @@ class Labels:
         self.verified: dict[str, list[bool]] = defaultdict(list)
         self.places: dict[_Label, set[str]] = defaultdict(set)
         self._lines: dict[int, Any] = {}  # by location
+        self.flows: list[Flows] = [{} for _ in samples]
         known: dict[Any, Any] = {}
         patterns, self.failed = loaded() if samples else ((), {})
         # Quiet: whoever watches the program sees its operations only, not those of the trials.
         with torch.no_grad(), torch._C.DisableTorchFunction(), quiet():
-            every = [find_patterns(sample.graph, patterns, known, self.failed) for sample in samples]
+            every = [find_patterns(sample.graph, patterns, known, self.failed, flows)
+                     for sample, flows in zip(samples, self.flows, strict=True)]  # fmt: skip
         found = [
             [each for each in instances if not each.refused and each.pattern not in self.failed] for instances in every
         ]

@@ -170,6 +170,16 @@ function patternsSection() {
     count(row.instances), count(row.calls), timed ? seconds(row.time_s) : "", timed ? percent(row.time_s, totals.time_s) : "", amount(row.flops)])));
 }
 
+// Parts of phases: with the rest, those of a phase sum to it.
+function partsTable() {
+  const rows = report.parts || [];
+  if (!rows.length) return null;
+  return plainTable("Parts of phases", ["part of a phase", "ops", "time", "%", "FLOPs"], rows.map((row) => [
+    el("td", {}, `${row.phase}: ${row.name}`, row.calls > 1 && timed ? el("span", { class: "faint" }, ` ${count(row.calls)} × ${seconds(row.time_s / row.calls)}`) : null,
+      row.modules.length ? el("span", { class: "more" }, row.modules.join(", ")) : null),
+    count(row.ops), timed ? seconds(row.time_s) : "", timed ? percent(row.time_s, totals.time_s) : "", amount(row.flops)]));
+}
+
 function rooflineSection() {
   const roofline = report.roofline;
   if (!roofline || !roofline.ops) return null;
@@ -289,7 +299,7 @@ function build() {
   const chosen = (rows) => rows.filter(Boolean);
   const sections = chosen(!totals.ops ? [uncountedSection(), runSection()] : [
     findingsSection(),
-    data.phases.rows.length && section("phases", "Phases", ...sortedTable({ id: "phase-table", caption: "Phases", name: "phase", table: data.phases, whole, named: (row, query) => [marked(row.name, query)], words: (row) => row.name, by: timed ? "time_s" : "flops", searched: false })),
+    data.phases.rows.length && section("phases", "Phases", ...sortedTable({ id: "phase-table", caption: "Phases", name: "phase", table: data.phases, whole, named: (row, query) => [marked(row.name, query)], words: (row) => row.name, by: timed ? "time_s" : "flops", searched: false }), partsTable()),
     metrics.length && section("flame", "Flame graph", el("p", { class: "note help" }, "Each box is as wide as its share. Click, or arrows and Enter, to open one; Escape shows the whole."), ...flameGraph({ views, metrics, figures: (of, boxes, metric) => boxes.of(of[metric]), said: flameText, coloured: (boxes, _, i) => colour(kindOf(boxes, i)) })),
     section("modules", "Modules", ...moduleTree(data.modules, whole)),
     ops.length && section("ops", "Operations", ...sortedTable({ id: "op-table", caption: "Operations", name: "operation (aten)", table: data.ops, whole, named: opName, words: (row) => `${row.name} ${row.category}`, by: timed ? "self_s" : "flops" })),

@@ -1,0 +1,142 @@
+"""Parts of the report's phases: towers, sampling, diffusion steps; what they are is told from graphs of a few calls.
+
+Of a phase that has any, the parts and the rest sum to the phase: each row of the profile is in one of them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mindtorch._ext import context
+from mindtorch._ext.signals import by_signal_handler
+from mindtorch.graph.structure import find_parts
+from mindtorch.profile.report.columns import PHASES, Sums, sums, values
+
+if TYPE_CHECKING:
+    from mindtorch.graph.patterns import Flows
+    from mindtorch.graph.structure import Parts
+    from mindtorch.profile.measure.sampling import Key, Sample
+    from mindtorch.profile.report.forecast import Forecast
+    from mindtorch.profile.report.recording import Recording
+    from mindtorch.profile.report.rows import Row
+
+__all__ = ["REST", "part_rows"]
+
+REST = "the rest"
+_IN_ORDER = ("data", "prefill", "decode", "forward", "backward", "optimizer", "other")  # as the phases of a report
+_FORWARD = context.PHASES.index("forward")
+_GENERATING = {context.PHASES.index(name) for name in ("prefill", "decode")}
+
+
+def part_rows(
+    seen: Recording, rows: Sequence[Row], forecast: Forecast | None, flows: Sequence[Flows]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """(A row per part of a phase, the longest first, then one for the rest, and none of a phase without parts; why
+    they cannot be told, a line, if the search failed.)
+
+    rows: by signature, module, line and phase. flows: those of the samples' graphs, as `find_patterns` has made them.
+    modules: those that are the part; none of what lies outside of modules.
+    calls: of that module, where they are all in this phase.
+    """
+    try:
+        parts = find_parts([sample.graph for sample in seen.samples], flows)
+    except Exception as error:
+        if by_signal_handler(error):
+            raise
+        return [], [f"the search for parts of phases failed: {type(error).__name__}: {error}"]
+    return (_rows(seen, rows, forecast, parts) if parts.modules or any(parts.nodes) else []), []
+
+
+def _rows(seen: Recording, rows: Sequence[Row], forecast: Forecast | None, parts: Parts) -> list[dict[str, Any]]:
+    found: dict[int, dict[str, Sums]] = defaultdict(dict)
+    inside: set[tuple[int, str]] = set()  # those that modules do
+    parted = _Parted(seen, parts, rows)
+
+    def key(row: Row) -> tuple[int, str]:
+        part = parted.part(row)
+        if row.module:
+            inside.add((row.phase, part))
+        return row.phase, part
+
+    for (phase, part), of in sums(seen, rows, forecast, key).items():
+        found[phase][part] = of
+    generates = {part for phase in _GENERATING & found.keys() for part in found[phase]}
+    made = []
+    for name in _IN_ORDER:
+        phase = context.PHASES.index(name)
+        of_phase = found.get(phase, {})
+        if not of_phase.keys() - {""}:
+            continue
+        for part, of in sorted(of_phase.items(), key=lambda item: (not item[0], -item[1].ns)):
+            own = parts.modules.items() if (phase, part) in inside else ()
+            modules = [".".join(names) for names, its in own if its == part]
+            counted = phase == _FORWARD and part not in generates and len(modules) == 1
+            made.append({
+                "phase": name,
+                "name": part or REST,
+                "modules": modules,
+                "calls": _calls(seen, modules[0]) if counted else None,
+                **values(PHASES, of, forecast is not None),
+            })  # fmt: skip
+    return made
+
+
+def _calls(seen: Recording, module: str) -> int | None:
+    """How often a module was called; None where its calls are those of what it holds."""
+    entries = seen.stages[seen.reached].entries
+    return sum(calls for path, calls in entries.items() if context.module_path(path) == module) or None
+
+
+class _Parted:
+    """Says which part a row is in."""
+
+    def __init__(self, seen: Recording, parts: Parts, rows: Iterable[Row]) -> None:
+        self._seen, self._parts = seen, parts
+        self._modules: dict[int, str] = {}
+        self._lines: dict[int, Any] = {}
+        self._outside = _outside(seen.samples, parts)
+        on_line: dict[Any, set[str]] = defaultdict(set)
+        for row in rows:
+            if not row.module and row.sig:
+                on_line[self._line(row)].add(self.part(row))
+        # Time between ops is a part's on lines that do nothing else.
+        self._of_line = {line: found.pop() for line, found in on_line.items() if len(found) == 1}
+
+    def part(self, row: Row) -> str:
+        if not row.module:
+            if not row.sig:
+                return self._of_line.get(self._line(row), "")
+            return self._outside.get((self._line(row), self._seen.op_name(row.sig)), "")
+        part = self._modules.get(row.module)
+        if part is None:
+            names = tuple(context.module_path(row.module).split("."))
+            part = self._modules[row.module] = self._parts.of(names)
+        return part
+
+    def _line(self, row: Row) -> Any:
+        line = self._lines.get(row.location)
+        if line is None:
+            line = self._lines[row.location] = context.location(row.location)
+        return line
+
+
+def _outside(samples: Sequence[Sample], parts: Parts) -> dict[tuple[Any, str], str]:
+    """{(line, op) outside of modules: its part}, where the graphs show it in that part alone.
+
+    What comes after the last call of a module in a graph does not count: nobody sees what it is for.
+    """
+    found: dict[tuple[Any, str], set[str]] = defaultdict(set)
+    for sample, nodes in zip(samples, parts.nodes, strict=True):
+        if not nodes:
+            continue
+        graph = sample.graph
+        last = max(node for node in range(len(graph)) if graph._module[node])
+        keyed: dict[int, list[Key]] = sample.keys()
+        for node, keys in keyed.items():
+            if node < last or node in nodes:
+                for module, line, op in keys:
+                    if not module:
+                        found[line, op].add(nodes.get(node, ""))
+    return {key: of.pop() for key, of in found.items() if len(of) == 1}
