@@ -215,7 +215,7 @@ def _analyzer() -> Analyzer:
 
 
 def _timing(calls: Any, machines: Any, footprint: int) -> Computing | None:
-    from .profile.cost.recorded import computing
+    from .profile.cost.recorded_calls import computing
 
     return computing(calls, machines, footprint)
 

@@ -14,6 +14,7 @@ import torch
 
 from mindtorch import ops
 from mindtorch.base.words import counted
+from mindtorch.engine.execute.ambient import set_num_threads
 from mindtorch.ops.op_row import MATRIX_TAGS
 from mindtorch.profile.cost.cpu_measure import FRESH_BYTES, Measured, measure
 from mindtorch.profile.cost.targets import Target
@@ -30,10 +31,10 @@ def target(threads: int | None = None) -> Target:
     with _lock:
         if threads not in _found:
             try:
-                torch.set_num_threads(threads)
+                set_num_threads(threads)
                 _found[threads] = _target(measure())
             finally:
-                torch.set_num_threads(now)
+                set_num_threads(now)
         return _found[threads]
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn import functional as F
 
+from mindtorch.engine.execute.ambient import set_num_threads
 from mindtorch.engine.record.arguments import quiet
 from mindtorch.profile.cost.calibrate import Block
 
@@ -94,10 +95,10 @@ def measure() -> Measured:
             while len(passes) < PASSES and (not passes or time.perf_counter() - begun < ENOUGH_S):
                 passes.append(_pass())
             if threads > 1:
-                torch.set_num_threads(1)
+                set_num_threads(1)
                 passes.append(_pass())
         finally:
-            torch.set_num_threads(threads)
+            set_num_threads(threads)
     return _fastest(passes)
 
 

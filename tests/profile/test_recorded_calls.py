@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ import torch
 import mindtorch
 from mindtorch._ext import divided
 from mindtorch._ext import lazy as _core
+from mindtorch.engine.execute import values
 from mindtorch.engine.execute.machine import Call, Machine
-from mindtorch.profile.cost import cpu, cpu_measure, op_time, recorded, targets
+from mindtorch.profile.cost import cpu, cpu_measure, op_time, recorded_calls, targets
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.work import Work
 
@@ -51,46 +53,58 @@ def calls() -> list[Call | None]:
 
 
 def test_R5_each_recorded_call_takes_as_long_as_its_work_does_there(asked: list[int | None]) -> None:
-    found = recorded.computing([*calls(), None], [machine(), machine()], 0)
+    found = recorded_calls.computing([*calls(), None], [machine(), machine()], 0)
     assert found is not None
     assert found.seconds == [[2 * 2 * 3 * 4, 2 * 4, 0, 0]] * 2
-    assert (found.recorded, found.divided) == (recorded.RECORDED * 0.5, recorded.DIVIDED * 0.5)
-    larger = recorded.computing(calls(), [machine()], 6)
+    assert (found.recorded, found.divided) == (recorded_calls.RECORDED * 0.5, recorded_calls.DIVIDED * 0.5)
+    larger = recorded_calls.computing(calls(), [machine()], 6)
     assert larger is not None and larger.seconds == [[48 + 3, 8 + 3, 3]]
 
 
 def test_R5_a_cpu_is_known_on_this_machine_with_the_threads_that_it_has(asked: list[int | None]) -> None:
-    found = recorded.computing(calls(), [machine(threads=1), machine(threads=4)], 0)
+    found = recorded_calls.computing(calls(), [machine(threads=1), machine(threads=4)], 0)
     assert asked[:2] == [1, 4] and found is not None
     assert found.shares == [(platform.node(), 6.0), (platform.node(), 1.5)]
-    one = recorded.computing(calls(), [machine(threads=8)], 0)
+    one = recorded_calls.computing(calls(), [machine(threads=8)], 0)
     assert one is not None and one.shares == [(platform.node(), 1.0)]  # they are more than there are cores
 
 
 @pytest.mark.parametrize("unknown", [machine(node="elsewhere"), machine("A chip of nobody's", "elsewhere", "cuda")])
 def test_R5_nothing_is_said_where_one_machine_is_not_known(unknown: Machine, asked: list[int | None]) -> None:
-    assert recorded.computing(calls(), [machine(), unknown], 0) is None
+    assert recorded_calls.computing(calls(), [machine(), unknown], 0) is None
 
 
 def test_R5_a_gpu_is_known_by_its_name_wherever_it_is(asked: list[int | None]) -> None:
     gpu = machine("NVIDIA H100 80GB HBM3", "elsewhere", "cuda")
-    found = recorded.computing(calls(), [gpu, gpu], 0)
+    found = recorded_calls.computing(calls(), [gpu, gpu], 0)
     assert found is not None and [share[1] for share in found.shares] == [math.inf] * 2
     assert found.shares[0] != found.shares[1]  # each of its own
     target = targets.find("h100")
-    product = op_time.estimate(recorded._work(*calls()[0]), target)  # type: ignore[misc]
+    product = op_time.estimate(recorded_calls._work(*calls()[0]), target)  # type: ignore[misc]
     assert found.seconds[0][0] == max(product.seconds, target.launch_s) > 0
     assert found.seconds[0][2] == 0  # a view
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
 def test_R5_measuring_the_cpu_leaves_the_program_s_random_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seed for the measured values was one for devices, too. One thread is tried; a change runs what is pending."""
     monkeypatch.setattr(cpu_measure, "PASSES", 1)
 
     def drawn(between: bool) -> list[list[float]]:
         torch.manual_seed(7)
         first = torch.rand(3, device=DEVICE)  # which is pending meanwhile
         if between:
+            pending = values.tape.n_pending
             cpu_measure.measure()
+            assert values.tape.n_pending == pending > 0 and torch.get_num_threads() == 2
         return [first.tolist(), torch.rand(3, device=DEVICE).tolist(), torch.rand(3).tolist()]
 
     with using(mindtorch.LoopbackExecutor()):
