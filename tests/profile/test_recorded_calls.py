@@ -56,7 +56,8 @@ def test_R5_each_recorded_call_takes_as_long_as_its_work_does_there(asked: list[
     found = recorded_calls.computing([*calls(), None], [machine(), machine()], 0)
     assert found is not None
     assert found.seconds == [[2 * 2 * 3 * 4, 2 * 4, 0, 0]] * 2
-    assert (found.recorded, found.divided) == (recorded_calls.RECORDED * 0.5, recorded_calls.DIVIDED * 0.5)
+    program = recorded_calls.RECORDED, recorded_calls.DIVIDED, recorded_calls.PART  # in times of a small call
+    assert (found.recorded, found.divided, found.part) == tuple(times * 0.5 for times in program)
     larger = recorded_calls.computing(calls(), [machine()], 6)
     assert larger is not None and larger.seconds == [[48 + 3, 8 + 3, 3]]
 

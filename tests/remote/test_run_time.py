@@ -37,6 +37,11 @@ def test_R5_the_program_records_and_divides_before_the_workers_begin() -> None:
     assert seconds(part(0, 0), part(1, 1), recorded=1 / 4, divided=1 / 8) == 2 * 3 / 8 + 2
 
 
+def test_R5_a_part_takes_seconds_of_its_own_where_there_are_several_workers() -> None:
+    assert seconds(part(0, 0), part(1, 1, _0=[7]), part=3.0) == (3 + 1) + MOVE + (3 + 2)
+    assert seconds(part(0, 0), part(0, 1), part=3.0) == 1 + 2
+
+
 @pytest.mark.parametrize("costs", [THROUGH, DIRECT])
 def test_R5_a_part_begins_when_what_it_takes_has_come(costs: Costs) -> None:
     assert seconds(part(0, 0), part(1, 1, _0=[7]), costs=costs) == 1 + MOVE + 2

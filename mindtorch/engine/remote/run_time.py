@@ -29,13 +29,15 @@ class Costs:
 @dataclass(frozen=True)
 class Computing:
     """seconds: of each record, by worker. shares: of each worker, what it has in common with others, and how many of
-    those it lets compute at once. recorded, divided: seconds that the program takes for a record, and for dividing it.
+    those it lets compute at once. recorded: seconds that the program takes for a record; divided, part: where there
+    are several workers, for dividing one, and for a part, with what its worker takes for that.
     """
 
     seconds: Sequence[Sequence[float]]
     shares: Sequence[tuple[Hashable, float]]
     recorded: float = 0.0
     divided: float = 0.0
+    part: float = 0.0
 
 
 def end_of(parts: Sequence[Part], sizes: Mapping[int, int], costs: Costs, computing: Computing) -> float:
@@ -67,7 +69,7 @@ def end_of(parts: Sequence[Part], sizes: Mapping[int, int], costs: Costs, comput
             else:
                 now = there
                 open_[computing.shares[source][0]] -= held
-        found = sum(computing.seconds[part.worker][k] for k in part.positions)
+        found = sum(computing.seconds[part.worker][k] for k in part.positions) + computing.part * several
         waiting[part.worker] += found
         open_[computing.shares[part.worker][0]] += found
     at_once = dict(computing.shares)

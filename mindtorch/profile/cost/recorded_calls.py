@@ -23,9 +23,9 @@ from mindtorch.profile.cost.work import Work, work
 
 __all__ = ["computing"]
 
-#: What recording a call takes, with what the worker does around it, and what dividing it takes, in times that the
-#: program's own processor takes from one small call to the next. From the models of asv_bench/placements.py.
-RECORDED, DIVIDED = 5.5, 4.0
+#: What recording a call takes, with what the worker does around it; what dividing it takes; and a part, for both sides:
+#: in times that the program's own processor takes from one small call to the next. From asv_bench/placements.py.
+RECORDED, DIVIDED, PART = 5.5, 4.0, 250.0
 
 
 def computing(calls: Sequence[Call | None], machines: Sequence[Machine], footprint: int) -> Computing | None:
@@ -47,7 +47,8 @@ def computing(calls: Sequence[Call | None], machines: Sequence[Machine], footpri
         for k, machine in enumerate(machines)
     ]
     launch = cpu.target().launch_s
-    return Computing([timed[id(target)] for target in known], shares, RECORDED * launch, DIVIDED * launch)
+    each = [timed[id(target)] for target in known]
+    return Computing(each, shares, RECORDED * launch, DIVIDED * launch, PART * launch)
 
 
 def _target(machine: Machine) -> Target | None:
