@@ -145,7 +145,7 @@ class UNet(nn.Module):
 
     def __init__(self, width: int, levels: int) -> None:
         super().__init__()
-        sizes = [width * (k + 1) for k in range(levels + 1)]
+        sizes = [width * (k + 2) // 2 for k in range(levels + 1)]
         self.begin, self.end = nn.Conv2d(3, width, 3, 1, 1), nn.Conv2d(width, 3, 1)
         self.down = nn.ModuleList(nn.Conv2d(a, b, 3, 2, 1) for a, b in pairwise(sizes))
         self.up = nn.ModuleList(nn.ConvTranspose2d(b, a, 2, 2) for a, b in pairwise(sizes))
@@ -277,7 +277,7 @@ MODELS: dict[str, Placed] = {
     "gpt2": Placed(lambda: GPT2(256, 6, 4000, 64), _ids(4000, 4, 64), _adamw),
     "llama": Placed(lambda: Llama(384, 8, 4000), _ids(4000, 2, 64), None),
     "resnet": Placed(lambda: resnet(48), _floats(8, 3, 32, 32), _sgd),
-    "unet": Placed(lambda: UNet(48, 3), _floats(4, 3, 32, 32), _adamw),
+    "unet": Placed(lambda: UNet(48, 4), _floats(4, 3, 32, 32), _adamw),
     "t5": Placed(lambda: T5(256, 3, 2000), _ids(2000, 4, 64), _adamw),
     "experts": Placed(lambda: Mixture(256, 3, 6), _floats(4, 64, 256), _sgd),
     "vit": Placed(lambda: ViT(256, 6, 8), _floats(4, 3, 64, 64), _adamw),
