@@ -47,8 +47,8 @@ def computing(calls: Sequence[Call | None], machines: Sequence[Machine], footpri
         for k, machine in enumerate(machines)
     ]
     launch = cpu.target().launch_s
-    each = [timed[id(target)] for target in known]
-    return Computing(each, shares, RECORDED * launch, DIVIDED * launch, PART * launch)
+    by_worker = [timed[id(target)] for target in known]
+    return Computing(by_worker, shares, RECORDED * launch, DIVIDED * launch, PART * launch)
 
 
 def _target(machine: Machine) -> Target | None:
