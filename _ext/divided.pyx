@@ -5,7 +5,7 @@ from .intern cimport SigS, sig_out_meta, sig_written
 from .native_calls cimport object_of
 from .replay cimport Segment, place_of
 from .structs cimport REC_GRAD, SIG_RANDOM, SLOT_FAILED, SLOT_PENDING, Record, Slot
-from .tape cimport Tape, rec_ins, rec_outs
+from .tape cimport Tape, floats_at, rec_floats, rec_ins, rec_outs, sig_floats
 
 
 def nbytes(Segment segment):
@@ -91,3 +91,23 @@ def facts(Segment segment):
             n = found
             stays.add(tape.slot(n).root)
     return records, begins, stays
+
+
+def calls(Segment segment):
+    """(id of the call, the floats that it leaves open) of each record, as `facts` has them; None for one that is gone.
+    """
+    cdef Tape tape = segment.tape
+    cdef Record *r
+    cdef SigS *s
+    cdef list found = []
+    cdef size_t k
+    if not segment.claimed and (segment.tail != tape.tail or segment.pending != tape.n_pending):
+        segment._plan()
+    for k in range(segment.seqs.n):
+        r = tape.record(segment.seqs.data[k])
+        if not r:
+            found.append(None)
+            continue
+        s = tape.interner.sigs[r.sig]
+        found.append((r.sig, floats_at(<const char *>rec_floats(r, s), sig_floats(s))))
+    return found

@@ -31,6 +31,8 @@ def lines(plans: Sequence[Plan]) -> list[str]:
         found.append(
             f"  {plan.name:<14}{plan.used:>8}{moved:>11}{plan.messages:>10}{seconds:>10}   {', '.join(memory)}{lacks}"
         )
+    if best.moves_only:
+        found.append("  seconds: for moves only; how fast the workers compute is not known")
     limits = sorted({units.bytes_text(limit) for limit in best.limits})
     found.append(f"  a worker may hold {' or '.join(limits)}")
     for worker in sorted(set(best.workers.values())):

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from .engine.remote.loopback import LoopbackExecutor
     from .engine.remote.pipe import PipeExecutor
     from .engine.remote.placing import PlacingExecutor
+    from .engine.remote.run_time import Computing
     from .engine.remote.spread import SpreadExecutor
     from .graph import ComputationGraph, capture  # type: ignore[no-redef]
     from .graph.analysis import Analysis, Analyzer, get_analyzer, set_analyzer
@@ -185,7 +186,7 @@ def _load(wait: bool) -> None:
     torch_facts.check()  # before anything else of ours looks at torch
     from . import graph
     from .engine import semantics
-    from .engine.execute import tensors, values
+    from .engine.execute import machine, tensors, values
     from .engine.semantics import phases
     from .engine.tensor import metadata
     from .patch import hooks
@@ -196,6 +197,7 @@ def _load(wait: bool) -> None:
     graph.set_tracking(semantics)
     phases.after_step(values.stepped)
     graph.set_default_analyzer(_analyzer)
+    machine.set_timing(_timing)
     metadata.set_hints(_hints)
     if not config.auto_enable():
         return
@@ -210,6 +212,12 @@ def _analyzer() -> Analyzer:
     from .profile.cost.analyzer import RooflineAnalyzer
 
     return RooflineAnalyzer()
+
+
+def _timing(calls: Any, machines: Any, footprint: int) -> Computing | None:
+    from .profile.cost.recorded_calls import computing
+
+    return computing(calls, machines, footprint)
 
 
 def _hints(tensor: Any) -> dict[str, Any]:

@@ -112,9 +112,12 @@ class RayExecutor(StreamExecutor):
         """The beginning of Ray's id of the worker's node."""
         return self._child.node
 
+    def takes_directly(self, other: RemoteExecutor) -> bool:
+        return isinstance(other, RayExecutor) and other._child.link is self._child.link
+
     def take_from(self, other: RemoteExecutor, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Directly from one actor to another, not through the program, if both are in one cluster."""
-        if not isinstance(other, RayExecutor) or other._child.link is not self._child.link:
+        if not isinstance(other, RayExecutor) or not self.takes_directly(other):
             return super().take_from(other, values)
         tickets = [next(_tickets) for _ in values]
         message = other._give([other._mirrors.number_of(value) for value in values], tickets)

@@ -77,6 +77,7 @@ def test_R5_a_program_for_one_device_runs_on_several_workers_with_the_same_outpu
     table = planned.out.splitlines()
     assert any(line.split()[:3] == ["all", "on", "one"] and "short by" in line for line in table)
     assert any(line.split()[:2] == ["equal", "layers"] for line in table)
+    assert "moves only" not in planned.out  # the workers are processes of this machine
     assert "tensor" not in planned.out and len(table) == len(
         [line for line in table if line.startswith(("genie", "  "))]
     )
@@ -107,7 +108,10 @@ def test_R5_a_plan_says_who_has_what_and_what_is_lacking() -> None:
         "  plan           workers      moves  messages   seconds   peak memory of each worker",
         "  cut                  2   3.00 MiB         2   12.5 ms   5.00 MiB, 6.00 MiB   short by 2.00 MiB",
         "  all on one           1        0 B         0       0 s   20.0 MiB, 0 B   short by 12.0 MiB",
+        "  seconds: for moves only; how fast the workers compute is not known",
         "  a worker may hold 4.00 MiB or 8.00 MiB",
         "  worker 0: Net.0 … Net.2, Net.6 … Net.8, Net.12 … Net.14, 2 more",
         "  worker 1: Net.3 … Net.5, Net.9 … Net.11, Net.15 … Net.17, 2 more",
     ]
+    best.moves_only = other.moves_only = False
+    assert not any("moves only" in line for line in lines([best, other]))

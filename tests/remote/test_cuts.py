@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from mindtorch.engine.execute.machine import Machine
 from mindtorch.engine.remote import placing
-from mindtorch.engine.remote.cuts import Costs, Plan
+from mindtorch.engine.remote.cuts import Costs, Plan, Work, on_one, plans
+from mindtorch.engine.remote.run_time import Computing
 
 from ..executors import using
 from .test_placing import DEVICE, Language, mlp, over
@@ -83,6 +85,7 @@ def planned(make: Callable[[], nn.Module], data: Callable[[], torch.Tensor], par
         for _ in range(2):
             with using(over(4, limit)) as executor:
                 executor._costs = Costs(1e-3, 1e-8)
+                executor._machines = [Machine("cpu", "elsewhere", "cpu", 1, 1, 2)] * 4
                 model, x = make().to(DEVICE), data().to(DEVICE)
                 with torch.set_grad_enabled(train), pytest.raises(SystemExit):
                     model(x).sum().item()
@@ -108,11 +111,13 @@ PLANNED = {
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("name", PLANNED)
 def test_R5_a_plan_fits_and_is_no_worse_than_equal_layers(name: str, train: bool) -> None:
-    plans = planned(*PLANNED[name], train)
-    best = plans[0]
-    one, equal = (next(plan for plan in plans if plan.name == name) for name in ("all on one", "equal layers"))
+    found = planned(*PLANNED[name], train)
+    best = found[0]
+    one, equal = (next(plan for plan in found if plan.name == name) for name in ("all on one", "equal layers"))
     assert one.excess > 0 == one.messages and best.excess == 0 and best.used > 1
     assert best.seconds <= equal.seconds or equal.excess > 0
+    assert all(plan.moves_only for plan in found)  # nobody knows how fast workers elsewhere compute
+    assert best.seconds == best.messages * 1e-3 + best.moved * 1e-8
     assert best.moved < 1000 * 32 * 4 or name != "tied"  # the weights that are shared stay where they are
 
 
@@ -125,3 +130,47 @@ def test_R5_where_levels_take_what_levels_made_they_are_together() -> None:
 def test_R5_a_model_that_fits_is_planned_to_stay_on_one_worker() -> None:
     best = planned(*PLANNED["mlp"][:2], 1.1, train=True)[0]
     assert (best.name, best.used, best.messages, best.excess) == ("all on one", 1, 0, 0)
+
+
+# ---- seconds ---------------------------------------------------------------------------------------------------------
+def work(limit: int, computing: Computing | None) -> Work:
+    """Two modules, each with a parameter of 64 bytes; the second takes the 16 bytes that the first made, and writes to
+    a storage of 8 bytes that is on the first worker."""
+    records = [
+        (1, 1, -1, 0, False, [1], [], [(11, 16)]),
+        (2, 1, -1, 0, False, [2, 11], [], [(12, 16)]),
+        (2, 1, -1, 0, False, [12, 3], [], [(13, 4)]),
+    ]
+    nbytes = {1: 64, 2: 64, 3: 8}
+    return Work(records, {1: "Net.a", 2: "Net.b"}, {3: 0}, nbytes, {}, {13}, 0, [limit] * 2, [0, 0], computing)
+
+
+COSTS = Costs(message=1 / 2, byte=1 / 64)
+SECONDS = Computing([[1.0, 2.0, 4.0], [1.0, 2.0, 8.0]], [("here", 2.0)] * 2, recorded=1 / 4, divided=1 / 8)
+
+
+def test_R5_seconds_of_a_plan_are_those_of_its_computing_and_its_moves() -> None:
+    one = on_one(work(1 << 20, SECONDS))
+    assert (one.seconds, one.moved, one.messages, one.moves_only) == (3 / 4 + 7, 0, 0, False)
+    found = {plan.name: plan for plan in plans(work(100, SECONDS), COSTS, {})}
+    two = found["equal layers"]
+    assert two.workers == {"Net.a": 0, "Net.b": 1} and two.excess == 0
+    # 16 bytes and those of the storage in one message, and these back again for the next run.
+    assert (two.moved, two.messages) == (16 + 8 + 8, 1)
+    assert two.seconds == 3 * 3 / 8 + 1 + (1 / 2 + 24 / 64) + (2 + 8) + 8 / 64
+    assert found["all on one"].seconds == one.seconds
+
+
+def test_R5_seconds_are_for_moves_only_where_nobody_knows_how_fast_a_worker_computes() -> None:
+    assert (on_one(work(100, None)).seconds, on_one(work(100, None)).moves_only) == (0.0, True)
+    two = next(plan for plan in plans(work(100, None), COSTS, {}) if plan.name == "equal layers")
+    assert (two.seconds, two.moves_only) == (1 / 2 + 32 / 64, True)
+
+
+@pytest.mark.parametrize(("last", "best"), [(2.875, "equal layers"), (3.125, "all on one")])
+def test_R5_of_plans_that_fit_the_one_of_the_fewest_seconds_is_the_best(last: float, best: str) -> None:
+    """A worker pays that computes the second module faster by more than the one second that moves take."""
+    assert COSTS.message + (16 + 8 + 8) * COSTS.byte == 1.0
+    seconds = Computing([[1.0, 2.0, 4.0], [4.0, 2.0, last]], [("a", 1.0), ("b", 1.0)])
+    found = plans(work(1 << 20, seconds), COSTS, {})
+    assert (found[0].name, found[0].seconds) == (best, min(7.0, 1 + 2 + last + 1.0))

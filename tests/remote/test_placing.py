@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -186,6 +187,19 @@ def test_R5_a_model_made_on_the_device_is_made_where_it_is_needed() -> None:
     with using(over(3, 60_000)) as executor:
         same(program)
         assert max(executor._held(each) for each in executor.executors) <= 60_000
+
+
+def test_R5_a_model_that_is_gone_takes_no_memory_of_the_next_one() -> None:
+    """What was uploaded kept its place until the next message, so a plan had less room than there was."""
+    with using(over(2, 420_000)) as executor:
+        for _ in range(2):
+            model, x = mlp().to(DEVICE), torch.ones(4, 64).to(DEVICE)
+            model(x).sum().item()
+            assert sum(executor._held(each) for each in executor.executors) > 8 * 64 * 64 * 4
+            del model, x
+            mindtorch.flush("test")  # what was recorded and nobody reads keeps its values
+            gc.collect()
+            assert [executor._held(each) for each in executor.executors] == [0, 0]
 
 
 def test_R5_moves_are_those_of_the_plan_and_joined() -> None:

@@ -12,6 +12,7 @@ from torch import nn
 import mindtorch
 from mindtorch.engine.remote.placing import PlacingExecutor
 from mindtorch.engine.remote.spread import SpreadExecutor
+from mindtorch.engine.remote.worker import Worker
 
 from ..executors import using
 
@@ -193,3 +194,30 @@ def test_D4_a_device_without_a_worker_is_told_with_the_line(spread: SpreadExecut
 def test_R2_what_cannot_be_spread_is_refused(wrong: list) -> None:
     with pytest.raises(mindtorch.UsageError, match="SpreadExecutor"):
         SpreadExecutor(wrong)
+
+
+def test_R5_all_workers_begin_before_the_first_is_waited_for() -> None:
+    seen: list[tuple[str, int]] = []
+
+    def worker(k: int) -> mindtorch.RemoteExecutor:
+        answers, replies = Worker("cpu").handle, {}
+
+        def post(message: bytearray) -> None:
+            seen.append(("begins", k))
+            replies[id(message)] = answers(message)
+
+        def send(message: bytearray) -> bytearray:
+            seen.append(("is waited for", k))
+            return replies.pop(id(message)) if id(message) in replies else answers(message)
+
+        return mindtorch.RemoteExecutor(send, post)
+
+    with using(SpreadExecutor([worker(0), worker(1)])):
+        a, b = torch.ones(3, device=FIRST), torch.ones(3, device=SECOND)
+        mindtorch.flush("their first messages")
+        seen.clear()
+        a.add_(1)
+        b.add_(1)
+        mindtorch.flush("test")
+        assert seen == [("begins", 0), ("begins", 1), ("is waited for", 0), ("is waited for", 1)]
+        assert (a.tolist(), b.tolist()) == ([2.0] * 3, [2.0] * 3)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["TABLE", "Mirrored", "Setting", "changed", "mirrored", "put_back", "take_over"]
+__all__ = ["TABLE", "Mirrored", "Setting", "changed", "mirrored", "put_back", "set_num_threads", "take_over"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,9 @@ def _flushes_denormal(*_args: Any) -> bool:
 
 
 _smallest_normal = sys.float_info.min
+
+#: Torch's own function, for measurements, which put back what was before: what is pending need not run for them.
+set_num_threads = torch._C.set_num_threads
 
 #: Every such function of torch 2.12 to 2.15; each release has most of them. Not here: what torch looks at when an
 #: operation is called, before it is recorded (grad mode, autocast, the choice of attention, anomaly mode,

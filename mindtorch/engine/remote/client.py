@@ -189,6 +189,10 @@ class RemoteExecutor(Session, SharedStorages):
         self._known.copy(number, source)
         return self._mirrors.whole(nbytes, number)
 
+    def takes_directly(self, other: RemoteExecutor) -> bool:
+        """Does `take_from` let the program go on, and workers exchange values themselves?"""
+        return False
+
     def take_from(self, other: RemoteExecutor, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copies of the whole storages of values of another executor, as bytes: through the program, at once."""
         return self.adopt(other.fetch(list(map(as_bytes, values)), whole=True))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .division import GENERATOR, GENERATOR_BYTES, Division, Record, divided
+from .run_time import Computing, Costs, end_of
 
 __all__ = ["Costs", "Plan", "Work", "on_one", "plans", "roomiest"]
 
@@ -25,14 +26,6 @@ _LARGE = 64  # of what a segment begins with such a part is large
 _TIMES = 256  # in which a segment is cut to look at memory
 
 
-@dataclass(frozen=True)
-class Costs:
-    """Of what moves: seconds for a message, and for a byte."""
-
-    message: float = 1e-3
-    byte: float = 1e-9
-
-
 @dataclass
 class Work:
     """A segment, and where its values are.
@@ -40,7 +33,7 @@ class Work:
     paths: of the module ids in it; homes: worker of each storage that it begins with and that has one; nbytes: of those
     and all others that it begins with; grows: the memory that they come to need besides, for gradients and states of
     optimizers; stays: see `Segment.facts`; generator: the worker that has it; limits, held: bytes that each worker may
-    have, and that it has in storages that the segment does not touch.
+    have, and that it has in storages that the segment does not touch; computing: None where that is not known.
     """
 
     records: Sequence[Record]
@@ -52,12 +45,13 @@ class Work:
     generator: int
     limits: Sequence[int]
     held: Sequence[int]
+    computing: Computing | None = None
 
 
 @dataclass
 class Plan:
     """``workers``: worker by module path. The rest is what one run of the segment costs: bytes and messages that move,
-    the seconds for that, and the most bytes that each worker has at a time.
+    the seconds that it takes (moves_only: only for what moves), and the most bytes that each worker has at a time.
     """
 
     name: str
@@ -67,6 +61,7 @@ class Plan:
     seconds: float
     memory: list[int]
     limits: Sequence[int]
+    moves_only: bool = True
 
     @property
     def used(self) -> int:
@@ -84,7 +79,7 @@ class Plan:
 
 
 def on_one(work: Work, worker: int = 0) -> Plan:
-    """Everything on one worker: at least the seconds of every other plan are not lost to moves."""
+    """Everything on one worker, where nothing moves."""
     return _priced(work, "all on one", dict.fromkeys(_paths(work), worker), Costs(), otherwise=worker)
 
 
@@ -124,7 +119,12 @@ def _priced(work: Work, name: str, workers: dict[str, int], costs: Costs, otherw
     memory = _memory(work, division, work.homes, len(work.limits), len(work.records)).max(axis=1, initial=0)
     memory = memory + np.asarray(work.held)
     seconds = division.messages * costs.message + moved * costs.byte
-    return Plan(name, workers, moved, division.messages, seconds, [int(m) for m in memory], work.limits)
+    if work.computing is not None:
+        sizes = _sizes(work)
+        back = moved - sum(sizes[slot] for slot, _source, _to in division.moves)
+        seconds = end_of(division.parts, sizes, costs, work.computing) + back * costs.byte
+    needs, only = [int(m) for m in memory], work.computing is None
+    return Plan(name, workers, moved, division.messages, seconds, needs, work.limits, only)
 
 
 def _sizes(work: Work) -> dict[int, int]:

@@ -22,12 +22,12 @@ Record = tuple[int, int, int, int, bool, Sequence[int], Sequence[int], Sequence[
 
 @dataclass
 class Part:
-    """Records that one worker runs at once. ``sources``: the workers from which something moves there before."""
+    """Records that one worker runs at once. ``sources``: the storages that move there before, by worker."""
 
     worker: int
     positions: list[int] = field(default_factory=list)
     draws: bool = False
-    sources: set[int] = field(default_factory=set)
+    sources: dict[int, list[int]] = field(default_factory=dict)
 
 
 @dataclass
@@ -150,7 +150,7 @@ def _parted(records: Sequence[Record], places: list[int], at: dict[int, int], ge
             parts.append(part)
         for slot in moving:
             moves.append((slot, at[slot], place))
-            part.sources.add(at[slot])
+            part.sources.setdefault(at[slot], []).append(slot)
         part.positions.append(k)
         part.draws |= draws == 0
         for slot in used:

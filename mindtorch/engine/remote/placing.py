@@ -18,6 +18,7 @@ import torch
 
 from ..._ext import context as _context
 from ..._ext import divided as _divided
+from ..execute import machine
 from ..record.arguments import quiet
 from .client import RemoteExecutor
 from .cuts import Costs, Plan, Work, on_one, plans, roomiest
@@ -32,7 +33,8 @@ __all__ = ["PlacingExecutor", "Plan", "tell", "told"]
 log = logging.getLogger("mindtorch.remote")
 
 _LITTLE = 64 << 20  # bytes that any worker has room for: nobody asks
-_TRIED = 4 << 20  # bytes that are sent to see how long that takes
+_TRIED, _SMALL = 1 << 20, 1 << 10  # bytes that are moved to see how long that takes
+_TIMES = 5  # as often
 _GROWS = {"backward": 1, "optimizer": 2}  # times its size that a parameter comes to need in a phase
 
 
@@ -96,6 +98,7 @@ class PlacingExecutor(SpreadExecutor):
         self._holders = (*self.executors, self._waiting)
         self._limits = None if limit is None else [limit] * len(self.executors)
         self._costs: Costs | None = None
+        self._machines: list[machine.Machine] | None = None
         self._workers: dict[str, int] | None = None  # by module path; None: all is on the first one
         self._ids: dict[int, int] = {}  # the same by module id
         self._generator = 0  # the worker that has the generator of remote_accelerator:0
@@ -109,10 +112,10 @@ class PlacingExecutor(SpreadExecutor):
         if self._limits is None:
             self._start()
             found = [executor.machine() for executor in self.executors]
-            nodes = Counter(machine.node for machine in found if machine.kind == "cpu")  # which share its memory
+            nodes = Counter(each.node for each in found if each.kind == "cpu")  # which share its memory
             self._limits = [
-                machine.free // nodes.get(machine.node, 1) + self._held(executor)
-                for machine, executor in zip(found, self.executors, strict=True)
+                each.free // nodes.get(each.node, 1) + self._held(executor)
+                for each, executor in zip(found, self.executors, strict=True)
             ]
         return self._limits
 
@@ -122,6 +125,9 @@ class PlacingExecutor(SpreadExecutor):
             executor.start()
 
     def _held(self, executor: RemoteExecutor) -> int:
+        # What has died counts until somebody looks: what waited holds memory here, and that what it was uploaded to.
+        self._waiting._mirrors.bury()
+        executor._forget_homes()
         executor._mirrors.bury()
         return sum(executor._mirrors.alive.values())
 
@@ -146,6 +152,7 @@ class PlacingExecutor(SpreadExecutor):
         unused = self._waiting.nbytes - sum(work.nbytes[slot] for slot in begins if slot not in work.homes)
         if _only:
             if any(work.paths.values()):
+                self._time(work, segment)
                 _tell(plans(work, self._link(), {}))
                 raise SystemExit(0)
             yield from super()._parts(segment)
@@ -153,7 +160,7 @@ class PlacingExecutor(SpreadExecutor):
         if self._workers is None and on_one(work).memory[0] + unused <= work.limits[0]:
             yield from super()._parts(segment)
             return
-        self._plan(work)
+        self._plan(work, segment)
         division = divided(records, work.homes, self._ids, self._generator, roomiest(work))
         for part in division.parts:
             self._draws = part.draws
@@ -181,30 +188,37 @@ class PlacingExecutor(SpreadExecutor):
                     grows.update((slot, more * nbytes[slot]) for slot in floats)
         return Work(records, paths, homes, nbytes, grows, stays, self._generator, self.limits(), held)
 
-    def _plan(self, work: Work) -> None:
+    def _plan(self, work: Work, segment: Any) -> None:
         """Let all modules of the segment have a worker."""
         workers = self._workers = self._workers or {}
         if any(path and path not in workers for path in work.paths.values()):
+            self._time(work, segment)
             found = plans(work, self._link(), {path: workers[path] for path in work.paths.values() if path in workers})
             _tell(found)
             workers.update(found[0].workers)
         self._ids.update((module, workers[path]) for module, path in work.paths.items() if path)
 
+    def _time(self, work: Work, segment: Any) -> None:
+        """Say how long the records take on each worker, if that is known."""
+        if machine.timing is None:
+            return
+        if self._machines is None:
+            self._start()
+            self._machines = [
+                found if "set_num_threads" in each._kept_there else found._replace(threads=torch.get_num_threads())
+                for each in self.executors
+                for found in (each.machine(),)
+            ]
+        with quiet():
+            work.computing = machine.timing(_divided.calls(segment), self._machines, on_one(work).memory[0])
+
     def _link(self) -> Costs:
-        """What moves cost here, as a message and an upload show that nobody needs otherwise."""
+        """What moves cost here, as some show that nobody needs otherwise: the least of several."""
         if self._costs is None:
             self._start()
-            executor = self.executors[-1]
-            executor.sync()
-            began = time.perf_counter()
-            executor.sync()
-            message = time.perf_counter() - began
-            with quiet():
-                value = executor.adopt([plain_bytes(os.urandom(_TRIED))])
-            executor.sync()
-            there = time.perf_counter() - began - message
-            del value
-            self._costs = Costs(message, max(there - message, 0.0) / _TRIED)
+            giver, taker = self.executors[-2:] if len(self.executors) > 1 else self.executors * 2
+            small, large = (min(_moving(giver, taker, nbytes) for _ in range(_TIMES)) for nbytes in (_SMALL, _TRIED))
+            self._costs = Costs(small, max(large - small, 0.0) / _TRIED, taker.takes_directly(giver))
         return self._costs
 
     def _settle(self, mirrors: Sequence[torch.Tensor], there: RemoteExecutor) -> list[torch.Tensor]:
@@ -263,3 +277,17 @@ class PlacingExecutor(SpreadExecutor):
         seed, states = super().generators()
         first = self._drawing(0).generators()[1]
         return seed, {**states, **{k: state for k, state in first.items() if k == 0}}
+
+
+def _moving(giver: RemoteExecutor, taker: RemoteExecutor, nbytes: int) -> float:
+    """Seconds in which so many bytes that the program does not have move from one to the other."""
+    with quiet():
+        values = giver.adopt([plain_bytes(os.urandom(nbytes))])
+    giver.sync()
+    taker.sync()
+    giver._changed(giver._mirrors.number_of(values[0]))  # else the program knows what it has sent
+    began = time.perf_counter()
+    moved = taker.take_from(giver, values)
+    taker.sync()
+    del moved
+    return time.perf_counter() - began

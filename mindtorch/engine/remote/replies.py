@@ -251,7 +251,7 @@ def _hello(_request: tuple, answer: Any, _known: Known) -> None:
 
 
 def _machine(_request: tuple, answer: Any, _known: Known) -> None:
-    are("machine", answer, (str, str, str, int, int, int))
+    are("machine", answer, (str, str, str, int, int, int, int))
 
 
 def _file(request: tuple, answer: Any, known: Known) -> None:

@@ -133,19 +133,20 @@ class SpreadExecutor(Executor):
         self._each("begin")
 
     def finish(self) -> None:
-        self._each("finish")
+        self._each("begin", "finish")  # all of them work while the first is waited for
 
     def sync(self) -> None:
-        self._each("sync")
+        self._each("begin", "sync")
 
-    def _each(self, name: str) -> None:
-        """Let all do this, and raise the first failure then."""
+    def _each(self, *names: str) -> None:
+        """Let all do this, and then that, and raise the first failure then."""
         failed: MaterializationError | None = None
-        for executor in self.executors:
-            try:
-                getattr(executor, name)()
-            except MaterializationError as error:
-                failed = failed or error
+        for name in names:
+            for executor in self.executors:
+                try:
+                    getattr(executor, name)()
+                except MaterializationError as error:
+                    failed = failed or error
         if failed is not None:
             raise failed
 

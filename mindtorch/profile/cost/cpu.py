@@ -14,6 +14,7 @@ import torch
 
 from mindtorch import ops
 from mindtorch.base.words import counted
+from mindtorch.engine.execute.ambient import set_num_threads
 from mindtorch.ops.op_row import MATRIX_TAGS
 from mindtorch.profile.cost.cpu_measure import FRESH_BYTES, Measured, measure
 from mindtorch.profile.cost.targets import Target
@@ -23,12 +24,17 @@ _lock = threading.Lock()
 _found: dict[int, Target] = {}  # by number of threads
 
 
-def target() -> Target:
-    """This machine at torch's current number of threads; measured on the first call."""
-    threads = torch.get_num_threads()
+def target(threads: int | None = None) -> Target:
+    """This machine at so many threads, None: torch's current number; measured on the first call."""
+    now = torch.get_num_threads()
+    threads = threads or now
     with _lock:
         if threads not in _found:
-            _found[threads] = _target(measure())
+            try:
+                set_num_threads(threads)
+                _found[threads] = _target(measure())
+            finally:
+                set_num_threads(now)
         return _found[threads]
 
 

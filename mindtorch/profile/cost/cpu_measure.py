@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn import functional as F
 
+from mindtorch.engine.execute.ambient import set_num_threads
+from mindtorch.engine.record.arguments import quiet
 from mindtorch.profile.cost.calibrate import Block
 
 #: Seconds of one figure's rounds, at most (two rounds are made in any case); and how often everything is gone through:
@@ -87,17 +89,16 @@ def measure() -> Measured:
     """
     threads = torch.get_num_threads()
     passes: list[Measured] = []
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
+    with quiet(), torch.random.fork_rng(devices=[]), torch.no_grad():  # a seed would be one for devices, too
         try:
             begun = time.perf_counter()
             while len(passes) < PASSES and (not passes or time.perf_counter() - begun < ENOUGH_S):
                 passes.append(_pass())
             if threads > 1:
-                torch.set_num_threads(1)
+                set_num_threads(1)
                 passes.append(_pass())
         finally:
-            torch.set_num_threads(threads)
+            set_num_threads(threads)
     return _fastest(passes)
 
 
