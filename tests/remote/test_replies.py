@@ -63,7 +63,7 @@ def at(position: int, item: Any) -> Callable[[tuple], tuple]:
         ("run", read, at(4, [(0, 4, 1)]), "a failure that was reported, got 4"),
         ("run", read, at(5, 3), "did not run in 0..2, got 3"),
         ("run", read, at(2, [(1, 2)]), "times of 0 records, got 1"),
-        ("run", read, lambda answer: answer[:5], "expected 6 values"),
+        ("run", read, lambda answer: answer[:5], "expected 7 values"),
         ("fetch", read, at(1, ()), "sizes and strides"),
         ("fetch", read, at(1, (3,)), "expected .* bytes, got"),
         ("fetch", read, at(2, b"abc"), "expected 400 bytes, got 3"),

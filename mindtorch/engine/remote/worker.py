@@ -18,7 +18,7 @@ import torch
 
 from ..._ext import lazy as _core
 from ...base import mapped_memory
-from ...base.strides import contiguous, extent
+from ...base.strides import known_extent
 from ...base.torch_warnings import without_what_was_said
 from ..execute.ambient import mirrored, take_over
 from ..execute.local import LocalExecutor
@@ -27,12 +27,14 @@ from ..record.arguments import is_dense, quiet
 from ..record.predict import knowing_views
 from . import functions, hello
 from .checks import Checks
+from .chosen_passes import PASSES
 from .definitions import Definition
 from .mirrors import view
-from .plans import Plan, Step
-from .results import as_bytes, check_memory, contents, filled, is_out_of_memory, on_device, reserved, taken_apart
+from .plan_calls import filled_in, make_ready, results_of
+from .plans import Plan
+from .results import as_bytes, contents, filled, is_out_of_memory, on_device, reserved, taken_apart
 from .sent_contents import digest_of
-from .wire import Here, Reference, WireError, dumps, loads
+from .wire import WireError, dumps, loads
 
 __all__ = ["Worker"]
 
@@ -114,7 +116,7 @@ class Worker:
     def settings(self, given: list[tuple[str, Any]]) -> None:
         """Torch's settings, as they are where the program runs."""
         try:
-            take_over(mirrored(cuda=True), given)
+            take_over([*mirrored(cuda=True), *PASSES], given)
         except (RuntimeError, TypeError, ValueError) as error:
             raise WireError(str(error)) from None
 
@@ -225,7 +227,7 @@ class Worker:
         number, dtype, sizes, strides, offset, bits = described
         held = self._bytes(number)
         if (
-            extent(sizes, strides, offset) * dtype.itemsize > held.numel()
+            known_extent(sizes, strides, offset) * dtype.itemsize > held.numel()
             or min((*sizes, *strides, offset), default=0) < 0
         ):
             raise WireError(
@@ -254,10 +256,10 @@ class Worker:
         """Run a plan with other numbers at some positions (see `plans.Plan.change`). Outputs that it keeps get
         storages, numbered from ``base`` by the output's index.
 
-        Answers (failures, corrections, times, failed, lost, idle): (record, number, kind of error, text), what came
-        otherwise than predicted, where ``timed`` (start, end) of each record in ns, None for those that did not run,
-        (output, failure's number), (record, failure's number, storage's) of what was not written, and how many records
-        did not run, or failed.
+        Answers (failures, corrections, times, failed, lost, idle, otherwise): (record, number, kind of error, text);
+        what came otherwise than predicted; where ``timed`` (start, end) of each record in ns, None for those that did
+        not run; (output, failure's number); (record, failure's number, storage's) of what was not written; how many
+        records did not run, or failed; and (calls by a shorter way, calls in place, their bytes).
         """
         plan = self._plans[number]
         plan.change(positions, changed)
@@ -273,17 +275,24 @@ class Worker:
         overwritten = self._overwritten
         not_written: dict[int, tuple[int, int]] = {}  # of those, what was to be written here
         drawing, stack = -1, ExitStack()
+        repeats = plan.fill() and not timed
         with quiet(), without_what_was_said(), stack:
-            for k, step in enumerate(plan.steps):
-                if step.stale:
-                    step.fill(plan.ints, plan.floats)
+            k = -1
+            while (k := k + 1) < len(plan.steps):
+                failed, error = None, None
+                if repeats and not overwritten:
+                    error, k = self._run_ready(plan, values, k)
+                    if k == len(plan.steps):
+                        break
+                step = plan.steps[k]
                 definition = step.definition
                 tensors = [values[i] for i in step.inputs]
-                begin = len(values)
-                failed = next((t.number for t in tensors if isinstance(t, Failed)), None)
-                if failed is None and overwritten:
-                    failed = self._not_written(tensors)
-                if failed is None:
+                begin = step.first
+                if error is None:
+                    failed = next((t.number for t in tensors if isinstance(t, Failed)), None)
+                    if failed is None and overwritten:
+                        failed = self._not_written(tensors)
+                if failed is None and error is None:
                     if definition.random >= 0 and drawing != definition.random:
                         stack.close()
                         stack.enter_context(self._local.rng(definition.random))
@@ -291,13 +300,18 @@ class Worker:
                     torch._C._set_grad_enabled(step.grad)
                     try:
                         started = perf_counter_ns()
-                        values += self._results(step, tensors, k, corrections)
+                        values += results_of(step, tensors, k, corrections, self._device)
                         if timed:
                             times.append((started, perf_counter_ns()))
-                    except Exception as error:  # noqa: BLE001 - told to the client, who raises it
-                        self._failures += 1
-                        failed = self._failures
-                        failures.append((k, failed, type(error).__name__, str(error)))
+                    except Exception as raised:  # noqa: BLE001 - told to the client, who raises it
+                        error = raised
+                    else:
+                        if repeats and step.as_told:
+                            make_ready(plan, k, self._device)
+                if error is not None:
+                    self._failures += 1
+                    failed = self._failures
+                    failures.append((k, failed, type(error).__name__, str(error)))
                 if failed is not None:
                     idle += 1
                     if timed:
@@ -321,7 +335,16 @@ class Worker:
             numbers = {_address(t): each[0] for t, each in zip(begun, described, strict=True)}
             numbers.update((_address(self._storages[base + k]), base + k) for k in plan.kept)
             lost = [(k, failed, numbers.get(at, 0)) for at, (k, failed) in not_written.items()]
-        return failures, corrections, times, without, lost, idle
+        return failures, corrections, times, without, lost, idle, plan.ready.counted()
+
+    @staticmethod
+    def _run_ready(plan: Plan, values: list[Any], k: int) -> tuple[Exception | None, int]:
+        """Run what is ready from call ``k`` on. (what a call raised, its number or that of the first that is not)"""
+        try:
+            plan.ready.run(values, k, torch._C._set_grad_enabled, Failed)
+        except Exception as error:  # noqa: BLE001 - told to the client, who raises it
+            return error, plan.ready.at
+        return None, plan.ready.at
 
     def seen(self, failure: int) -> None:
         """What is asked for from now on was recorded when the failures up to this one had been told."""
@@ -337,57 +360,6 @@ class Worker:
             return self._tensor(described)
         except Poisoned as error:
             return Failed(error.number)
-
-    def _results(self, step: Step, tensors: Sequence[Any], k: int, corrections: list[tuple]) -> list[Any]:
-        definition = step.definition
-        args = list(step.args)
-        for at, i in step.tensors:
-            args[at] = tensors[i]
-        for at in step.nested:
-            args[at] = self._filled(args[at], tensors)
-        kwargs = {**step.kwargs, **{name: self._filled(step.kwargs[name], tensors) for name in step.named}}
-        out = step.call(*args, **kwargs)
-        results = (out,) if definition.single else out
-        found: list[Any] = [None] * len(definition.predicted)
-        for position, output in enumerate(definition.outputs):
-            if output is not None and output >= 0:
-                found[output] = self._checked(step, k, output, results[position], corrections)
-        return found
-
-    def _checked(self, step: Step, k: int, output: int, value: Any, corrections: list[tuple]) -> Any:
-        """The output in the layout that the program was told."""
-        dtype, sizes, strides, offset = step.predicted[output]
-        if value is None and 0 in sizes:
-            return torch.empty(sizes, dtype=dtype, device=self._device)
-        if not isinstance(value, torch.Tensor) or value.dtype is not dtype or value.shape != sizes:
-            got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-            raise RuntimeError(f"predicted {dtype} {tuple(sizes)}, the kernel gave {got}")
-        if value.device != self._device:
-            raise RuntimeError(f"expected a tensor on {self._device}, the kernel gave one on {value.device}")
-        if step.aliases:
-            check_memory(value)
-        same = value.is_contiguous() if strides is None else _core.canonical(value.shape, value.stride()) == strides
-        if same and value.storage_offset() == offset:
-            return value
-        if step.definition.view:
-            raise RuntimeError(f"predicted a view with strides {strides}, the kernel gave {value.stride()}")
-        corrections.append((k, output, tuple(value.stride()), value.storage_offset()))
-        promised = contiguous(sizes) if strides is None else strides
-        return torch.empty_strided(sizes, promised, dtype=dtype, device=value.device).copy_(value)
-
-    def _filled(self, a: Any, tensors: Sequence[Any]) -> Any:
-        if isinstance(a, Reference):
-            t = tensors[a.index]
-            return t.detach().requires_grad_() if a.tracked else t
-        if isinstance(a, Here):
-            return self._device
-        if isinstance(a, list):
-            return [self._filled(item, tensors) for item in a]
-        if type(a) is tuple:
-            return tuple(self._filled(item, tensors) for item in a)
-        if isinstance(a, slice):
-            return slice(*(self._filled(part, tensors) for part in (a.start, a.stop, a.step)))
-        return a
 
     # ---- calls that cannot wait --------------------------------------------------------------------------------------
     def call(
@@ -408,8 +380,8 @@ class Worker:
             return "failed", failed
         known = {t.untyped_storage()._cdata: described[0] for t, described in zip(tensors, given, strict=True)}
         made = functions.called(function)
-        cargs = tuple(self._filled(a, tensors) for a in args)
-        ckwargs = {name: self._filled(a, tensors) for name, a in kwargs.items()}
+        cargs = tuple(filled_in(a, tensors, self._device) for a in args)
+        ckwargs = {name: filled_in(a, tensors, self._device) for name, a in kwargs.items()}
         raised: tuple | None = None
         out = None
         with quiet() as inside:
