@@ -109,26 +109,31 @@ def _compare_logs(got: list[object], expected: list[object]) -> Iterator[str]:
         yield f"{len(got)} log entries, eager {len(expected)}"
 
 
-def run_both(program: list[Step], machine: Any = steps.Machine, memory: bool = True) -> None:
-    """Run a program lazily and eagerly; AssertionError says what differs. memory: is the device's in this process?"""
+def run_both(program: list[Step], machine: Any = steps.Machine) -> None:
+    """Run a program lazily and eagerly; AssertionError says what differs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # resized out=, .grad of a non-leaf, complex to real: torch warns, both ways
         torch.manual_seed(0)
         eager = machine("cpu").run(program)
         torch.manual_seed(0)
         lazy = machine(LAZY).run(program)
-        for difference in _compare_logs(lazy.log, eager.log):
-            raise AssertionError(difference)
-        assert len(lazy.tensors) == len(eager.tensors)
-        pairs = list(zip(lazy.tensors, eager.tensors))
-        for k, (got, expected) in enumerate(pairs):
-            _compare_tensors(got, expected, f"tensor {k}")
-            writes = [t._version - m.versions[id(t)] for t, m in ((got, lazy), (expected, eager))]
-            assert writes[0] == writes[1], f"tensor {k}: written {writes[0]} times, eager {writes[1]}"
-        for k, (got, expected) in enumerate(pairs if memory else ()):
-            for n, (got2, expected2) in enumerate(pairs[:k]):
-                shared = _storage(got.detach()) == _storage(got2.detach())
-                assert shared == (_storage(expected) == _storage(expected2)), f"tensors {n} and {k}: shared={shared}"
+        compare(lazy, eager)
+
+
+def compare(lazy: Any, eager: Any, memory: bool = True) -> None:
+    """AssertionError says what differs in two machines that have run. memory: do addresses say what shares storage?"""
+    for difference in _compare_logs(lazy.log, eager.log):
+        raise AssertionError(difference)
+    assert len(lazy.tensors) == len(eager.tensors)
+    pairs = list(zip(lazy.tensors, eager.tensors))
+    for k, (got, expected) in enumerate(pairs):
+        _compare_tensors(got, expected, f"tensor {k}")
+        writes = [t._version - m.versions[id(t)] for t, m in ((got, lazy), (expected, eager))]
+        assert writes[0] == writes[1], f"tensor {k}: written {writes[0]} times, eager {writes[1]}"
+    for k, (got, expected) in enumerate(pairs if memory else ()):
+        for n, (got2, expected2) in enumerate(pairs[:k]):
+            shared = _storage(got.detach()) == _storage(got2.detach())
+            assert shared == (_storage(expected) == _storage(expected2)), f"tensors {n} and {k}: shared={shared}"
 
 
 def never_succeed() -> list[str]:
@@ -171,6 +176,8 @@ def programs() -> types.SimpleNamespace:
     return types.SimpleNamespace(
         kinds=kinds,
         run_both=run_both,
+        compare=compare,
+        machine=steps.Machine,
         large=Large,
         never_succeed=never_succeed,
         never_succeed_on_large_tensors=never_succeed_on_large_tensors,

@@ -107,6 +107,18 @@ def test_L13_training_through_messages_has_eagers_bits_and_says_what_passes_did(
         assert (saved[IN_PLACE] > start[1][IN_PLACE]) == (IN_PLACE in found)
 
 
+def test_R1_small_uploads_go_with_the_calls_that_read_them() -> None:
+    weights = torch.ones(3, 2, requires_grad=True)
+    with using(mindtorch.PipeExecutor("cpu")) as executor:
+        w = weights.detach().to(LAZY).requires_grad_()
+        for k in range(4):
+            before = dict(executor.stats)
+            x, y, scale = (t.to(LAZY) for t in (torch.ones(4, 3) * k, torch.zeros(4, 2), torch.tensor(2.0)))
+            loss = ((x @ w - y).square().mean() * scale).item()
+            assert loss == ((torch.ones(4, 3) * k @ weights).square().mean() * 2).item()
+        assert executor.stats["messages"] - before["messages"] == executor.stats["waits"] - before["waits"] == 1
+
+
 def test_R1_a_repeated_call_that_fails_says_so_and_takes_with_it_what_depends_on_it(loopback: None) -> None:
     x = torch.linspace(0, 3, 4)
 
