@@ -327,15 +327,23 @@ class Worker:
                 tensors.clear()
                 for i in step.dying:
                     values[i] = None
-        for k in plan.kept:
-            value = values[n_given + k]
-            self._storages[base + k] = value if isinstance(value, Failed) else as_bytes(value)
-        lost: list[tuple[int, int, int]] = []
-        if not_written:
-            numbers = {_address(t): each[0] for t, each in zip(begun, described, strict=True)}
-            numbers.update((_address(self._storages[base + k]), base + k) for k in plan.kept)
-            lost = [(k, failed, numbers.get(at, 0)) for at, (k, failed) in not_written.items()]
+        self._keep(plan, values, base)
+        lost = self._lost(plan, base, zip(begun, described, strict=True), not_written) if not_written else []
         return failures, corrections, times, without, lost, idle, plan.ready.counted()
+
+    def _keep(self, plan: Plan, values: Sequence[Any], base: int) -> None:
+        """Outputs that the plan keeps are storages from now on."""
+        for k in plan.kept:
+            value = values[len(plan.given) + k]
+            self._storages[base + k] = value if isinstance(value, Failed) else as_bytes(value)
+
+    def _lost(
+        self, plan: Plan, base: int, begun: Iterable[tuple[Any, tuple]], not_written: dict[int, tuple[int, int]]
+    ) -> list[tuple[int, int, int]]:
+        """(record, failure's number, storage's) of what was not written; 0 for a storage that nobody names."""
+        numbers = {_address(t): each[0] for t, each in begun}
+        numbers.update((_address(self._storages[base + k]), base + k) for k in plan.kept)
+        return [(k, failed, numbers.get(at, 0)) for at, (k, failed) in not_written.items()]
 
     @staticmethod
     def _run_ready(plan: Plan, values: list[Any], k: int) -> tuple[Exception | None, int]:
