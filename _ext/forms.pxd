@@ -18,13 +18,16 @@ cdef struct Seen:                # a float of the segment
 
 cdef class Step:
     """A call made ready: what a record of a repeated segment runs in place of what its template says."""
-    cdef object call             # None: nothing is called, the result is value `same`
+    cdef readonly object call    # None: nothing is called, the result is `value`, or value `same`, or not needed
     cdef object names            # of its keywords, None without any
+    cdef readonly tuple inputs   # (position, number of the input) for each that it takes
     cdef list held
     cdef PyObject **argv         # in `held`; NULL where an input goes
     cdef uint32_t *places        # position, input; for each input that it takes
     cdef uint32_t n_args, n_keywords, n_places
     cdef readonly uint32_t same
+    cdef readonly object value   # a tensor; None: none is known
+    cdef readonly bint skips     # the record does not run, and is dropped when what names its result has run
     cdef object run(self, PyObject **inputs)
 
 
@@ -35,9 +38,12 @@ cdef class Form:
     cdef size_t n_words
     cdef readonly size_t n, n_values
     cdef PyObject **steps        # owned Steps, by record; NULL: as it was recorded
-    cdef Vec shared              # records whose Steps call nothing, in order
+    cdef Vec shared              # records whose results are other values of the form, in order
+    cdef Vec stepped             # calls of the records with Steps
+    cdef bint skips              # is a record skipped?
     cdef bint changed            # is there any Step?
     cdef Step step(self, size_t k)
+    cdef bint is_ready(self) noexcept
     cdef void _count(self, bint more) noexcept
     cdef readonly uint64_t runs
     cdef public object notes     # name -> two numbers to be summed up, see Forms.totals

@@ -5,7 +5,11 @@ from mindtorch._ext.tape import Tape
 
 @final
 class Step:
+    call: Callable[..., Any] | None
     same: int
+    inputs: tuple[tuple[int, int], ...]
+    value: Any
+    skips: bool
     def __new__(
         cls,
         call: Callable[..., Any] | None,
@@ -13,6 +17,8 @@ class Step:
         kwargs: dict[str, Any] | None = ...,
         inputs: tuple[tuple[int, int], ...] = ...,
         same: int = ...,
+        value: Any = ...,
+        skips: bool = ...,
     ) -> Step: ...
 
 @final

@@ -11,7 +11,7 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy
 
 from .intern cimport ref, unref
-from .structs cimport REC_GRAD, REC_RUNNING, Record, SigS, Slot
+from .structs cimport REC_GRAD, REC_RUNNING, SIG_VERIFIED, Record, SigS, Slot
 from .tape cimport Tape, Vec, rec_floats, rec_ins, rec_outs, sig_floats, vec_push
 
 cdef extern from "Python.h":
@@ -25,16 +25,18 @@ cdef enum:
 
 @cython.final
 cdef class Step:
-    def __cinit__(self, call, tuple args=(), dict kwargs=None, tuple inputs=(), uint32_t same=0):
+    def __cinit__(self, call, tuple args=(), dict kwargs=None, tuple inputs=(), uint32_t same=0, value=None,
+                  bint skips=False):
         """call(*args, **kwargs), where the `inputs` are put in: (position among both, number of the input) each. A
         record has floats of its own after its inputs.
 
-        call None: nothing is called; the result is value `same` of the form.
+        call None: nothing is called. The result is the tensor `value`; without one, value `same` of the form; skips:
+        there is no result, because no record of the form needs it.
         """
         cdef Py_ssize_t k
         kwargs = kwargs or {}
-        self.call, self.same = call, same
-        self.names = tuple(kwargs) or None
+        self.call, self.same, self.value, self.skips = call, same, value, skips
+        self.names, self.inputs = tuple(kwargs) or None, inputs
         self.held = [*args, *kwargs.values()]
         self.n_args, self.n_keywords = len(args), len(kwargs)
         self.n_places = len(inputs)
@@ -89,6 +91,7 @@ cdef class Form:
         free(self.steps)
         free(self.words)
         free(self.shared.data)
+        free(self.stepped.data)
 
     cdef void _count(self, bint more) noexcept:
         """Keep the ids of calls in it from being used again, or no more."""
@@ -138,7 +141,8 @@ cdef class Form:
 
     def set(self, dict steps):
         """What records run, by number."""
-        cdef size_t k
+        cdef size_t k, at = 0
+        cdef Step found
         cdef PyObject **made = <PyObject **>calloc(self.n, sizeof(PyObject *))
         if not made:
             raise MemoryError()
@@ -149,11 +153,29 @@ cdef class Form:
         for k, step in sorted(steps.items()):
             if k >= self.n or not isinstance(step, Step):
                 raise ValueError(f"expected a Step for a record in 0..{self.n - 1}, got {step!r} for {k}")
-            if (<Step>step).call is None:
+            found = step
+            if found.call is None and found.value is None and not found.skips:
                 vec_push(&self.shared, k)
+            self.skips |= found.skips
             Py_INCREF(step)
             made[k] = <PyObject *>step
+        for k in range(self.n):
+            if made[k]:
+                vec_push(&self.stepped, self.words[at])
+            at += 2 + self.tape.interner.sigs[self.words[at]].n_in + sig_floats(self.tape.interner.sigs[self.words[at]])
         self.changed = bool(steps)
+
+    cdef bint is_ready(self) noexcept:
+        """May its Steps be used? A record that is skipped comes back for none that reads it after all: each of those
+        must run its Step. And a tape that keeps its records drops none.
+        """
+        cdef size_t k
+        if not self.skips:
+            return True
+        for k in range(self.stepped.n):
+            if not self.tape.interner.sigs[self.stepped.data[k]].flags & SIG_VERIFIED:
+                return False
+        return not self.tape.retain
 
     cdef Step step(self, size_t k):
         return <Step>self.steps[k]
@@ -217,7 +239,7 @@ cdef class Forms:
             self.records += seqs.n
         elif form.n_words != self.n_words or memcmp(form.words, self.words, self.n_words * sizeof(uint32_t)):
             return None                # of another form, by a chance of 1 in 2 ** 64
-        if not form.changed:
+        if not form.changed or not form.is_ready():
             return None
         form.runs += 1
         return form

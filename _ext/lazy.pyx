@@ -600,6 +600,16 @@ def sig_output_meta(uint32_t sig, uint32_t out):
     return tape.interner.meta(sig_out_meta(_sig(sig))[out])
 
 
+def output_metas(uint32_t sig):
+    """Metadata ids of the outputs of call `sig`."""
+    cdef SigS *s = _sig(sig)
+    cdef list out = []
+    cdef uint32_t k
+    for k in range(s.n_out):
+        out.append(sig_out_meta(s)[k])
+    return out
+
+
 def sig_outputs(uint32_t sig):
     """How many tensors call `sig` makes; those that it returns as they came, or writes in place, are not among them."""
     return _sig(sig).n_out

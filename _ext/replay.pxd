@@ -37,7 +37,7 @@ cdef class Segment:
     cdef bint _run_native(self, Record *r, SigS *s, PyObject **inputs)
     cdef void _put_value(self, uint32_t number, PyObject *value) noexcept
     cdef int _look_for_native(self, Record *r, SigS *s, PyObject **inputs, native) except -1
-    cdef PyObject *_step(self, Form form, SigS *s) noexcept
+    cdef PyObject *_step(self, Form form, Record *r, SigS *s) noexcept
     cdef object _share(self, Step step, Record *r, SigS *s)
     cdef void _keep(self, Form form) noexcept
     cdef void _let_go(self, Form form, size_t until) noexcept

@@ -220,6 +220,7 @@ cdef class Segment:
         cdef Form form = None
         cdef PyObject *step
         cdef uint32_t n_floats, k
+        cdef bint called
         cdef tuple numbers
         big.data = NULL
         big.n = big.cap = 0
@@ -249,7 +250,13 @@ cdef class Segment:
                         vec_push(&big, 0)
                     inputs = <PyObject **>big.data
                 failure = None
-                if self._gather(r, s, inputs):
+                step = self._step(form, r, s) if form is not None else NULL
+                called = not step or (<Step>step).call is not None
+                if not called and (<Step>step).skips:
+                    r.state = REC_PENDING      # it is dropped when the last record that names its result has run
+                    self.done += 1
+                    continue
+                if called and self._gather(r, s, inputs):
                     failure = self._failed_input(r, s)
                     if failure is None:
                         raise SystemError(f"record {seq}: an input was never computed")
@@ -268,7 +275,6 @@ cdef class Segment:
                         states[rng] = get_state()
                     set_state(result)
                     rng = s.device
-                step = self._step(form, s) if form is not None else NULL
                 if native is not None and not step and s.flags & SIG_VERIFIED and observer is None:
                     if <size_t>s.native < NO_NATIVE and not s.flags & SIG_RANDOM:
                         self._look_for_native(r, s, inputs, native)
@@ -281,22 +287,24 @@ cdef class Segment:
                 if observer is not None:
                     started = perf_counter_ns()
                 try:
-                    for k in range(s.n_in):
+                    for k in range(s.n_in if called else 0):
                         if is_bare(inputs[k]):
                             object_of(tape.slot(rec_ins(r)[k]))
                             inputs[k] = tape.slot(rec_ins(r)[k]).concrete
-                    if n_floats:
+                    if n_floats and called:
                         numbers = floats_at(rec_floats(r, s), n_floats)
                         for k in range(n_floats):
                             inputs[s.n_in + k] = <PyObject *>PyTuple_GET_ITEM(numbers, k)
                     if not step:
                         result = _invoke(s, self._call(r, s), inputs, device)
-                    elif (<Step>step).call is not None:
+                    elif called:
                         result = (<Step>step).run(inputs)
+                    elif (<Step>step).value is not None:
+                        result = (<Step>step).value
                     else:
                         result = self._share(<Step>step, r, s)
                     self._store(r, s, result)
-                    if (<OpInfo>s.info).fresh:
+                    if called and (<OpInfo>s.info).fresh:
                         self._note_fresh(r, s)
                 except MemoryError as e:
                     if not s.flags & (SIG_WRITES | SIG_RANDOM) or interrupts(e):
@@ -398,13 +406,19 @@ cdef class Segment:
             if i < self.n_fresh and sig_alias(s)[k] == 0xFFFF and not self.tape.slot(i).handles:
                 self.fresh[i >> 3] |= 1 << (i & 7)
 
-    cdef PyObject *_step(self, Form form, SigS *s) noexcept:
+    cdef PyObject *_step(self, Form form, Record *r, SigS *s) noexcept:
         """What is run in place of the record that comes next; NULL: what was recorded."""
         cdef PyObject *step = form.steps[self.done]
         cdef Slot *slot
+        cdef uint32_t i
         if not step or not s.flags & SIG_VERIFIED:
             return NULL
-        if (<Step>step).call is None:
+        if (<Step>step).call is not None:
+            return step
+        for i in range(s.n_in):
+            if self.tape.slot(rec_ins(r)[i]).flags & SLOT_FAILED:
+                return NULL                    # it fails as well
+        if (<Step>step).value is None and not (<Step>step).skips:
             slot = self.tape.slot(<uint32_t>self.slots.data[(<Step>step).same])
             return NULL if slot.flags & (SLOT_FAILED | SLOT_PENDING) else step
         return step

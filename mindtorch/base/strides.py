@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["contiguous", "extent", "overlapping"]
+import functools
+
+__all__ = ["contiguous", "extent", "known_extent", "overlapping"]
 
 
 def extent(size: tuple[int, ...], stride: tuple[int, ...] | None, offset: int) -> int:
@@ -10,6 +12,10 @@ def extent(size: tuple[int, ...], stride: tuple[int, ...] | None, offset: int) -
     if 0 in size:
         return 0
     return offset + 1 + sum((n - 1) * s for n, s in zip(size, stride or contiguous(size), strict=True))
+
+
+#: The same of tuples, which is found once for each.
+known_extent = functools.lru_cache(maxsize=4096)(extent)
 
 
 def contiguous(size: tuple[int, ...]) -> tuple[int, ...]:

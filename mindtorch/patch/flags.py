@@ -17,6 +17,7 @@ import torch
 from .._ext import lazy as _core
 from .._ext.standin import SettingHook
 from ..base.patching import Patch
+from ..engine import passes
 from ..engine.execute import values
 from ..engine.execute.ambient import TABLE, Setting
 from ..engine.record import predict
@@ -45,8 +46,11 @@ def patches() -> Iterator[Patch]:
 
 def _stand_in(setting: Setting, original: Callable[..., Any]) -> SettingHook:
     def before(args: tuple, kwargs: dict[str, Any]) -> None:
-        if _seen_by_pending(setting) and setting.changes(args, kwargs):
-            values.settle(setting.setter.removeprefix("_"))
+        seen = _seen_by_pending(setting)
+        if (seen or passes.rest_on_settings()) and setting.changes(args, kwargs):
+            if seen:
+                values.settle(setting.setter.removeprefix("_"))
+            passes.forget_settings()
 
     hook = SettingHook(original, values.lock, before, note if setting.shapes else _nothing)
     functools.update_wrapper(hook, original)

@@ -118,18 +118,23 @@ def run_both(program: list[Step], machine: Any = steps.Machine, memory: bool = T
         eager = machine("cpu").run(program)
         torch.manual_seed(0)
         lazy = machine(LAZY).run(program)
-        for difference in _compare_logs(lazy.log, eager.log):
-            raise AssertionError(difference)
-        assert len(lazy.tensors) == len(eager.tensors)
-        pairs = list(zip(lazy.tensors, eager.tensors))
-        for k, (got, expected) in enumerate(pairs):
-            _compare_tensors(got, expected, f"tensor {k}")
-            writes = [t._version - m.versions[id(t)] for t, m in ((got, lazy), (expected, eager))]
-            assert writes[0] == writes[1], f"tensor {k}: written {writes[0]} times, eager {writes[1]}"
-        for k, (got, expected) in enumerate(pairs if memory else ()):
-            for n, (got2, expected2) in enumerate(pairs[:k]):
-                shared = _storage(got.detach()) == _storage(got2.detach())
-                assert shared == (_storage(expected) == _storage(expected2)), f"tensors {n} and {k}: shared={shared}"
+        compare(lazy, eager, memory)
+
+
+def compare(lazy: Any, eager: Any, memory: bool = True) -> None:
+    """AssertionError says what differs in two machines that have run. memory: do addresses say what shares storage?"""
+    for difference in _compare_logs(lazy.log, eager.log):
+        raise AssertionError(difference)
+    assert len(lazy.tensors) == len(eager.tensors)
+    pairs = list(zip(lazy.tensors, eager.tensors))
+    for k, (got, expected) in enumerate(pairs):
+        _compare_tensors(got, expected, f"tensor {k}")
+        writes = [t._version - m.versions[id(t)] for t, m in ((got, lazy), (expected, eager))]
+        assert writes[0] == writes[1], f"tensor {k}: written {writes[0]} times, eager {writes[1]}"
+    for k, (got, expected) in enumerate(pairs if memory else ()):
+        for n, (got2, expected2) in enumerate(pairs[:k]):
+            shared = _storage(got.detach()) == _storage(got2.detach())
+            assert shared == (_storage(expected) == _storage(expected2)), f"tensors {n} and {k}: shared={shared}"
 
 
 def never_succeed() -> list[str]:
@@ -172,6 +177,8 @@ def programs() -> types.SimpleNamespace:
     return types.SimpleNamespace(
         kinds=kinds,
         run_both=run_both,
+        compare=compare,
+        machine=steps.Machine,
         large=Large,
         never_succeed=never_succeed,
         never_succeed_on_large_tensors=never_succeed_on_large_tensors,

@@ -322,6 +322,15 @@ of_one(
     normalize=lambda t, b, c: F.normalize(t, dim=0),
     gram=lambda t, b, c: t.T @ t,
     channels_last=lambda t, b, c: t[None, None].contiguous(memory_format=torch.channels_last),
+    # What passes look for: copies that only this step reads, and constants.
+    of_a_copy=lambda t, b, c: (t[_slice(t, b, c)] if c % 2 else t).clone() * (1 + b % 2),
+    view_of_a_copy=lambda t, b, c: t.clone()[_slice(t, b, c)] * 2,
+    copy_or_source_written=lambda t, b, c: (x := t.detach().clone(), (x, t.detach())[c % 2].add_(b), x * 2 + t)[2],
+    cast_and_back=lambda t, b, c: (t * 2 if c % 2 else t).to(DTYPES[b % len(DTYPES)]).to(t.dtype) + c,
+    cast_twice=lambda t, b, c: (wide := (t + b).to(torch.float64), wide.to(t.dtype) + wide.sum())[1],
+    with_a_mask=lambda t, b, c: t + torch.full(t.shape[-2:], float(b), device=t.device).tril(c % 3 - 1),
+    with_positions=lambda t, b, c: t + torch.arange(_size(t, -1), device=t.device) * (b - 3),
+    written_constant=lambda t, b, c: t + torch.zeros(_size(t, -1), device=t.device).add_(b)[: _size(t, -1)],
 )
 of_two(
     add=lambda t, u, c: t + u,

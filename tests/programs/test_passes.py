@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import mindtorch
 from mindtorch._ext import replay
 from mindtorch.engine import passes
+from mindtorch.engine.passes import optimizer
 
 DEFAULT = 25
 SEARCH = [hypothesis.Phase.explicit, hypothesis.Phase.generate, hypothesis.Phase.shrink]
@@ -21,6 +22,12 @@ SEARCH = [hypothesis.Phase.explicit, hypothesis.Phase.generate, hypothesis.Phase
 TWICE = [
     ("gram", 6, 6, 2), ("greater", 1, 0, 7), ("to_dtype_copy", 11, 3, 5), ("greater", 6, 0, 8), ("transpose", 0, 0, 5),
     ("pick_by_list", 1, 1, 5), ("shift_rows", 7, 3, 2), ("shift_rows", 7, 5, 8),
+]  # fmt: skip
+
+#: What the other passes look for.
+COPIES = [
+    ("of_a_copy", 0, 1, 0), ("cast_and_back", 1, 1, 1), ("with_a_mask", 0, 3, 1), ("with_positions", 2, 5, 0),
+    ("copy_or_source_written", 3, 1, 1),
 ]  # fmt: skip
 
 
@@ -57,6 +64,7 @@ def test_L13_random_programs_keep_their_bits(
     )
     @hypothesis.given(st.booleans(), program, st.booleans())
     @hypothesis.example(gradients=True, steps=TWICE, large=False)
+    @hypothesis.example(gradients=False, steps=COPIES, large=False)
     def run(gradients: bool, steps: list[tuple[str, int, int, int]], large: bool) -> None:
         steps = steps if gradients else [("no_gradients", 0, 0, 0), *steps]
         machine = programs.large if large and len(steps) < 30 else None
@@ -66,7 +74,8 @@ def test_L13_random_programs_keep_their_bits(
     try:
         run()
     finally:
-        after = passes.counts()[0]
+        after, failed = passes.counts()[0], dict(optimizer._failed)
         passes.set_passes(before)
+    assert not failed  # else it was left out
     for name in wanted:
         assert after.get(name, 0) > counted.get(name, 0)

@@ -1,6 +1,20 @@
 """The optimization engine: what recorded calls run in place of what was recorded, with eager's bits."""
 
-from .optimizer import ask, counts, known_passes, may_overwrite, native_maker, optimizer_on, set_passes
+from .optimizer import (
+    add_elsewhere,
+    ask,
+    choose,
+    chosen,
+    counts,
+    forget_settings,
+    in_use,
+    known_passes,
+    may_overwrite,
+    native_maker,
+    optimizer_on,
+    rest_on_settings,
+    set_passes,
+)
 from .optimizer_pass import Pass
 from .segment_graph import Input, Number, RecordedCall, SegmentGraph, Unproven, Value
 
@@ -12,11 +26,17 @@ __all__ = [
     "SegmentGraph",
     "Unproven",
     "Value",
+    "add_elsewhere",
     "ask",
+    "choose",
+    "chosen",
     "counts",
+    "forget_settings",
+    "in_use",
     "known_passes",
     "may_overwrite",
     "native_maker",
     "optimizer_on",
+    "rest_on_settings",
     "set_passes",
 ]

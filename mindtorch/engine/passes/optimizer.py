@@ -17,7 +17,21 @@ from ...base.plugins import offered
 from .optimizer_pass import Pass
 from .segment_graph import SegmentGraph
 
-__all__ = ["ask", "counts", "known_passes", "may_overwrite", "optimizer_on", "set_passes"]
+__all__ = [
+    "add_elsewhere",
+    "ask",
+    "choose",
+    "chosen",
+    "counts",
+    "forget_settings",
+    "in_use",
+    "known_passes",
+    "may_overwrite",
+    "native_maker",
+    "optimizer_on",
+    "rest_on_settings",
+    "set_passes",
+]
 
 AFTER = 4  # times that a segment has to come before passes look at it
 _chosen: tuple[Pass, ...] | None = None
@@ -32,12 +46,15 @@ def known_passes() -> tuple[Pass, ...]:
     An entry point that gives none is warned of and left out.
     """
     from .common_subexpressions import CommonSubexpressions
+    from .constant_folding import ConstantFolding
+    from .copy_elimination import CopyElimination
     from .direct import DirectCalls
     from .in_place import InPlace
     from .native import NativeCalls
 
     found = offered("mindtorch.passes", Pass, lambda name, error: _say(f"the entry point {name} is left out", error))
-    return (*found, InPlace(), DirectCalls(), NativeCalls(), CommonSubexpressions())
+    on_graphs = CommonSubexpressions(), ConstantFolding(), CopyElimination()
+    return (*found, InPlace(), DirectCalls(), NativeCalls(), *on_graphs)
 
 
 def _say(what: str, error: Exception) -> None:
@@ -71,6 +88,17 @@ def set_passes(passes: Iterable[Pass | str] | None) -> tuple[Pass, ...]:
     return before
 
 
+def chosen() -> list[str] | None:
+    """Names of the passes that `set_passes` was given; None: the default ones are used."""
+    return None if _chosen is None else [each.name for each in _chosen]
+
+
+def choose(names: list[str] | None) -> None:
+    """Use what a program uses elsewhere, as far as it is known here."""
+    known = {each.name for each in known_passes()}
+    set_passes(None if names is None else [name for name in names if name in known])
+
+
 @functools.cache
 def _on_by_themselves() -> tuple[Pass, ...]:
     return tuple(each for each in known_passes() if each.on)
@@ -99,6 +127,18 @@ def _native_maker(passes: tuple[Pass, ...]) -> Callable[..., Any] | None:
     return native_call if any(isinstance(each, NativeCalls) for each in passes) else None
 
 
+def in_use() -> tuple[Pass, ...]:
+    """The passes that are asked about functions, in their order: another tuple after each change."""
+    return _asked(_chosen)
+
+
+@functools.cache
+def _asked(chosen: tuple[Pass, ...] | None) -> tuple[Pass, ...]:
+    found = known_passes() if chosen is None else chosen
+    of_functions = (each for each in found if type(each).function is not Pass.function)
+    return tuple(each for each in of_functions if chosen is not None or each.on)
+
+
 def _used() -> tuple[Pass, ...]:
     return _on_by_themselves() if _chosen is None else _chosen
 
@@ -111,7 +151,7 @@ def ask(info: Any) -> None:
 
 
 def _ask(info: Any) -> None:
-    for each in _used():
+    for each in in_use():
         _attempt(each, functools.partial(each.function, info))
 
 
@@ -136,6 +176,7 @@ class Optimizer:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.forms = Forms(self.improve, AFTER)
+        self.on_settings = False  # does what is known rest on torch's settings?
 
     def in_use(self) -> Forms | None:
         """What is known of segments; None where no pass looks at them."""
@@ -148,11 +189,25 @@ class Optimizer:
             steps, notes = dict(graph.steps), dict(graph.notes)
             if not _attempt(each, functools.partial(each.run, graph)):
                 graph.steps, graph.notes = steps, notes
+        self.on_settings |= graph.on_settings
         form.set(graph.steps)
         form.notes = graph.notes
 
 
 _optimizers: dict[torch.device, Optimizer] = {}
+
+
+def rest_on_settings() -> bool:
+    """Does what passes changed rest on torch's settings?"""
+    return any(each.on_settings for each in _optimizers.values())
+
+
+def forget_settings() -> None:
+    """A setting of torch has changed: what passes changed by it is found anew."""
+    for each in _optimizers.values():
+        if each.on_settings:
+            each.forms.forget()
+            each.on_settings = False
 
 
 def optimizer_on(device: torch.device) -> Optimizer:
@@ -162,6 +217,15 @@ def optimizer_on(device: torch.device) -> Optimizer:
     return _optimizers[device]
 
 
+_elsewhere = [0, 0, 0]  # as `calls_otherwise` counts them, of remote executors
+
+
+def add_elsewhere(direct: int, in_place: int, nbytes: int) -> None:
+    """A worker ran so many calls by a shorter way, and so many in place."""
+    for k, n in enumerate((direct, in_place, nbytes)):
+        _elsewhere[k] += n
+
+
 def counts() -> tuple[dict[str, int], dict[str, int]]:
     """(pass → calls that ran otherwise because of it, pass → bytes of memory that were not taken because of it)"""
     from .direct import DirectCalls
@@ -169,8 +233,9 @@ def counts() -> tuple[dict[str, int], dict[str, int]]:
     from .native import NativeCalls
 
     direct, overwriting, nbytes, native = calls_otherwise()
-    calls = {DirectCalls.name: direct, InPlace.name: overwriting, NativeCalls.name: native}
-    saved = {InPlace.name: nbytes}
+    there = _elsewhere
+    calls = {DirectCalls.name: direct + there[0], InPlace.name: overwriting + there[1], NativeCalls.name: native}
+    saved = {InPlace.name: nbytes + there[2]}
     for each in _optimizers.values():
         for name, (n, spared) in each.forms.totals().items():
             calls[name] = calls.get(name, 0) + n

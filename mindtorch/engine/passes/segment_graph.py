@@ -36,6 +36,7 @@ class Value:
 
     storage: number of the value that owns its storage, its own if that is new. maker: number of the call, -1: it was
     there before. kept: may it be read when all has run? readers: numbers of the calls that read it, one for each time.
+    meta_id: equal ones mean equal metadata, lazy conjugation included; 0: calls saw it with several.
     """
 
     number: int
@@ -43,6 +44,7 @@ class Value:
     kept: bool
     maker: int = -1
     meta: tuple[Any, ...] = ()
+    meta_id: int = -1
     readers: list[int] = field(default_factory=list)
 
     @property
@@ -68,7 +70,8 @@ class RecordedCall:
     """One call. ``args``, ``kwargs`` have an `Input` where a tensor goes, a `Number` for a float that may change.
 
     function: what is called; overload: what the program or autograd called, which that stands for.
-    metas: (dtype, sizes, strides or None when contiguous, offset, device index) of the inputs, as the call saw them.
+    metas: (dtype, sizes, strides or None when contiguous, offset, device index) of the inputs, as the call saw them;
+    meta_ids: their numbers.
     floats: what each `Number` stands for: equal floats of a segment are one number, whichever they are.
     written: numbers of the inputs that it writes. view: its outputs are on its input's storage. single: it gives one
     new tensor and nothing else.
@@ -83,6 +86,7 @@ class RecordedCall:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     metas: tuple[tuple[Any, ...], ...]
+    meta_ids: tuple[int, ...]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     floats: tuple[int, ...]
@@ -111,12 +115,15 @@ class SegmentGraph:
         for number, (sig, grad, inputs, outputs, floats) in enumerate(form.records()):
             call = _call(form, number, sig, grad, inputs, outputs, floats, device)
             self.calls.append(call)
-            for value, meta in zip(inputs, call.metas, strict=True):
-                self.values[value].readers.append(number)
-                self.values[value].meta = self.values[value].meta or meta
-            for place, value in enumerate(outputs):
+            for value, meta, meta_id in zip(inputs, call.metas, call.meta_ids, strict=True):
+                read = self.values[value]
+                read.readers.append(number)
+                read.meta = read.meta or meta
+                read.meta_id = meta_id if read.meta_id in (-1, meta_id) else 0
+            for place, (value, meta_id) in enumerate(zip(outputs, _core.output_metas(sig), strict=True)):
                 self.values[value].maker = number
                 self.values[value].meta = _core.sig_output_meta(sig, place)
+                self.values[value].meta_id = meta_id
             for place in call.written:
                 self.writes.setdefault(self.values[inputs[place]].storage, []).append(number)
         for each in self.values:
@@ -124,6 +131,7 @@ class SegmentGraph:
         self.notes: dict[str, tuple[int, int]] = {}  # pass → (calls that it changed, bytes not taken)
         self.steps: dict[int, Step] = {}
         self.alike: dict[int, int] = {}  # value → the one whose tensor it has
+        self.on_settings = False  # do changes rest on settings of torch that calls do not name?
 
     # ---- what passes ask ---------------------------------------------------------------------------------------------
     def version(self, value: int, before: int) -> int:
@@ -145,12 +153,12 @@ class SegmentGraph:
 
     def share(self, call: RecordedCall, value: int) -> None:
         """Do not run the call: its result is this value, bit for bit; the pass must ensure that."""
-        if not call.single or not call.pure:
-            raise Unproven("it does more than return one tensor")
-        (out,) = (self.values[n] for n in call.outputs)
+        out = self._only_result(call)
         source = self.values[value]
-        if not 0 <= source.maker < call.number or source.meta != out.meta:
+        if source.maker >= call.number or source.meta_id != out.meta_id or not source.meta_id:
             raise Unproven("the value comes later, or has another memory layout")
+        if (step := self.steps.get(source.maker)) is not None and step.skips:
+            raise Unproven("the value is not computed")
         if out.kept:
             raise Unproven("the program may write to one and see it in the other")
         if call.view:
@@ -158,12 +166,49 @@ class SegmentGraph:
                 raise Unproven("they are views of other storages")
         else:
             until = max(out.readers, default=call.number)
-            if source.storage != value or self.on[out.number] != [out.number]:
+            if self.on[out.number] != [out.number]:
                 raise Unproven("there are views of it")
-            if any(source.maker < n <= until for n in self.writes.get(value, ())) or self.writes.get(out.number):
+            written = self.writes.get(source.storage, ())
+            if any(source.maker < n <= until for n in written) or self.writes.get(out.number):
                 raise Unproven("one of them is written")
         self.steps[call.number] = Step(None, same=value)
         self.alike[out.number] = value
+
+    def fold(self, call: RecordedCall, result: torch.Tensor) -> None:
+        """Do not run the call: its result is this tensor each time; the pass must ensure that, and that nobody else
+        has the tensor but as the result of calls that make views of each other.
+        """
+        out = self._only_result(call)
+        if any(self.values[n].kept for n in self.on[out.storage]):
+            raise Unproven("the program may write to it")
+        if self.writes.get(out.storage):
+            raise Unproven("it is written")
+        self.steps[call.number] = Step(None, value=result)
+
+    def skip(self, call: RecordedCall) -> None:
+        """Do not run the call: no call needs its result any more; the pass must ensure that it could not fail."""
+        out = self._only_result(call)
+        if out.kept or any(map(self.reads, out.readers, [out.number] * len(out.readers))):
+            raise Unproven("its result is needed")
+        if any(step.call is None and step.value is None and not step.skips and step.same == out.number
+               for step in self.steps.values()):  # fmt: skip
+            raise Unproven("it is another call's result")
+        self.steps[call.number] = Step(None, skips=True)
+
+    def reads(self, number: int, value: int) -> bool:
+        """Does what runs for a call read this input?"""
+        step, call = self.steps.get(number), self.calls[number]
+        if step is None:
+            return True
+        return step.call is not None and any(
+            call.inputs[k] == value for _position, k in step.inputs if k < len(call.inputs)
+        )
+
+    def _only_result(self, call: RecordedCall) -> Value:
+        if not call.single or not call.pure:
+            raise Unproven("it does more than return one tensor")
+        (number,) = call.outputs
+        return self.values[number]
 
 
 def prepared(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], inputs: int) -> Step | None:
@@ -198,6 +243,7 @@ def _call(form: Form, number: int, sig: int, grad: bool, inputs: tuple[int, ...]
         inputs,
         outputs,
         tuple(map(form.tape.interner.meta, _core.input_metas(sig))),
+        tuple(_core.input_metas(sig)),
         args,
         kwargs,
         floats,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...base import torch_facts
-from ...base.strides import contiguous, extent
+from ...base.strides import contiguous, extent, known_extent
 from . import functions
 from .definitions import Definition, Numbers
 from .plans import Plan, Step
@@ -36,7 +36,8 @@ class Checks:
     def __init__(self) -> None:
         self.greeted = False
         self.definitions: list[Definition] = []
-        self.plans: list[tuple[Plan, list[tuple[Step, int]]]] = []  # and what makes each result that is kept
+        # And what makes each result that is kept, and how many bytes it takes.
+        self.plans: list[tuple[Plan, list[tuple[Step, int]], list[int]]] = []
         self._sizes: dict[int, int | None] = {}
 
     def message(self, requests: Any) -> list[tuple]:
@@ -132,7 +133,7 @@ class Checks:
     def _tensor(self, value: Any) -> None:
         nbytes = self._there(described(value))
         _number, dtype, sizes, strides, offset, _bits = value
-        if nbytes is not None and extent(sizes, strides, offset) * dtype.itemsize > nbytes:
+        if nbytes is not None and known_extent(sizes, strides, offset) * dtype.itemsize > nbytes:
             raise WireError(f"expected a tensor within the {nbytes} bytes of storage {value[0]}, got {value[1:]}")
 
     # ---- recorded calls ----------------------------------------------------------------------------------------------
@@ -183,19 +184,21 @@ class Checks:
         are("results", tuple(kept), (int,) * len(kept))
         plan = Plan(self.definitions, records, given, kept)
         makers = [(step, k) for step in plan.steps for k in range(len(step.definition.predicted))]
-        self.plans.append((plan, [makers[k] for k in kept]))
+        self.plans.append((plan, [makers[k] for k in kept], []))
 
     def _forget(self) -> None:
         self.definitions, self.plans = [], []
 
     def _run(self, number: int, base: int, positions: bytes, values: bytes, timed: bool) -> None:
         within("a plan", number, len(self.plans))
-        plan, makers = self.plans[number]
+        plan, makers, sizes = self.plans[number]
         plan.change(positions, values)
         for value in plan.described():
             self._tensor(value)
-        for k, (step, position) in zip(plan.kept, makers, strict=True):
-            self._new(base + k, _predicted(step, plan)[position])
+        if plan.has_new_sizes():
+            sizes[:] = [_predicted(step, plan)[position] for step, position in makers]
+        for k, nbytes in zip(plan.kept, sizes, strict=True):
+            self._new(base + k, nbytes)
 
     # ---- the rest ----------------------------------------------------------------------------------------------------
     def _call(self, base: int, given: list, function: str, args: tuple, kwargs: dict, grad: bool, random: int) -> None:
@@ -260,7 +263,7 @@ def described(value: Any) -> int:
     for n in (*sizes, *strides, offset):
         if type(n) is not int or not 0 <= n < _MOST:
             raise WireError(f"expected sizes, strides and an offset of at least 0, got {n!r:.40}")
-    if extent(sizes, strides, offset) >= _MOST:
+    if known_extent(sizes, strides, offset) >= _MOST:
         raise WireError(f"expected a tensor of fewer elements, got {value[1:]!r:.80}")
     return number  # type: ignore[no-any-return]
 

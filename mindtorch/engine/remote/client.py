@@ -21,6 +21,7 @@ from ..._ext.encoder import Encoded, encode
 from ..._ext.guards import Drawing
 from ...base.errors import MaterializationError
 from ...base.strides import contiguous, extent
+from .. import passes
 from ..execute import local, triggers
 from ..execute.machine import Machine
 from ..execute.values import is_awaited
@@ -245,7 +246,8 @@ class RemoteExecutor(Session, SharedStorages):
 
         def answer(given: tuple) -> None:
             check_run(encoded, given, timed, self._known_here())
-            failures, corrections, times, without, lost, idle = given
+            failures, corrections, times, without, lost, idle, otherwise = given
+            passes.add_elsewhere(*otherwise)
             triggers.idle += idle
             for k, time in enumerate(times):
                 if time is not None:

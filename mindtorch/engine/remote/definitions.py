@@ -11,7 +11,7 @@ from ..._ext import lazy as _core
 from . import functions
 from .wire import HERE, Hole, Reference
 
-__all__ = ["Definition", "Numbers", "definition", "numbers_in"]
+__all__ = ["Definition", "Numbers", "definition", "floats_in", "numbers_in"]
 
 
 class Definition(NamedTuple):
@@ -79,6 +79,25 @@ def _count(a: Any) -> int:
     if type(a) in (tuple, list):
         return sum(map(_count, a))
     return 0 if not isinstance(a, Hole) else 2 if a is Hole.COMPLEX else 1
+
+
+def floats_in(made: Definition) -> list[int]:
+    """Which of them are floats."""
+    found: list[int] = []
+    at = 0
+    for a in (*made.args, *made.kwargs.values()):
+        at = _find_floats(a, at, found)
+    return found
+
+
+def _find_floats(a: Any, at: int, found: list[int]) -> int:
+    if type(a) in (tuple, list):
+        for item in a:
+            at = _find_floats(item, at, found)
+        return at
+    if a is Hole.FLOAT:
+        found.append(at)
+    return at + _count(a)
 
 
 class Numbers:

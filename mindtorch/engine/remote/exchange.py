@@ -12,6 +12,7 @@ from ...base.errors import MaterializationError, SessionLost
 from ...base.torch_warnings import relay
 from ..execute import ambient, values
 from . import hello, replies
+from .chosen_passes import PASSES
 from .lineage import Lineage, Parcel
 from .wire import WireError, dumps, loads
 
@@ -108,7 +109,7 @@ class Session:
         return [(("settings", found), None)] if found else []
 
     def _told_to_it(self, cuda: bool) -> list[ambient.Mirrored]:
-        return [each for each in ambient.mirrored(cuda) if each.name not in self._kept_there]
+        return [each for each in (*ambient.mirrored(cuda), *PASSES) if each.name not in self._kept_there]
 
     def _told_settings(self, entries: list[Entry]) -> None:
         """What `_news` gave is in a message. Had something come in between, it would be told again."""

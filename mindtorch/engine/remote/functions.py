@@ -17,12 +17,14 @@ from typing import Any
 import torch
 
 from ... import ops
+from ..._ext.intern import RECORD, OpInfo
 from ...base.patching import for_builtins
 from ...ops.bounds import REFUSED, looking, looking_inside
+from .. import passes
 from ..record.handlers import made_like
 from .wire import WireError
 
-__all__ = ["called", "may_alias", "name_of", "names"]
+__all__ = ["called", "may_alias", "name_of", "names", "ways"]
 SEED = "genie::manual_seed"  # recorded while the device's generator stands for torch's default one
 
 _OWNERS: tuple[tuple[str, Any], ...] = (
@@ -138,6 +140,23 @@ def called(name: str) -> Callable[..., Any]:
     if found is None:
         raise WireError(f"expected the name of an operation, got {name[:80]!r}")
     return looking_inside(found, ops.op_name(found))
+
+
+@functools.lru_cache(maxsize=4096)
+def ways(name: str) -> OpInfo:
+    """The same function as passes see it, who may know a shorter way to call it, and one in place. None of them goes
+    around what looks first.
+    """
+    function = called(name)
+    kind, _, rest = name.partition(" ")
+    if kind == "op" and function is (overload := _overload(rest))._op:
+        info = OpInfo(overload, overload._schema.name, RECORD, call=function)
+    elif function is _table().get(name):
+        info = OpInfo(function, ops.op_name(function), RECORD)
+    else:
+        return OpInfo(function, name, RECORD)
+    passes.ask(info)
+    return info
 
 
 @functools.lru_cache(maxsize=4096)

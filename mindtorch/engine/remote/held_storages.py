@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from ...base import mapped_memory
-from ...base.strides import extent
+from ...base.strides import known_extent
 from .checks import Checks
 from .mirrors import view
 from .results import as_bytes, contents, filled, is_out_of_memory, on_device, reserved
@@ -172,7 +172,7 @@ class HeldStorages:
         number, dtype, sizes, strides, offset, bits = described
         held = self._bytes(number)
         if (
-            extent(sizes, strides, offset) * dtype.itemsize > held.numel()
+            known_extent(sizes, strides, offset) * dtype.itemsize > held.numel()
             or min((*sizes, *strides, offset), default=0) < 0
         ):
             raise WireError(

@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 
+from ..._ext.plan_steps import ReadySteps
 from ...base.strides import contiguous
+from .. import passes
 from . import functions
-from .definitions import Definition, Numbers, numbers_in
+from .definitions import Definition, Numbers, floats_in, numbers_in
 from .wire import Here, Reference, WireError
 
-__all__ = ["Plan", "Step"]
+__all__ = ["Plan", "Step", "is_constant"]
 
 
 def is_constant(a: Any) -> bool:
@@ -30,16 +32,17 @@ class Step:
     those, the ones that nothing needs after it. ``args``, ``kwargs``, ``predicted`` (dtype, sizes, strides or None when
     contiguous, offset of each output) have the numbers of the run in them, and References for tensors. ``aliases``: may
     outputs be on memory of others? ``tensors``: (position, index) of those that are an argument; ``nested``, ``named``:
-    where what else is no constant is.
+    where what else is no constant is. ``first``: index of the first output. ``as_told``: were its outputs, when it last
+    ran here, as predicted?
     """
 
     __slots__ = (
-        "aliases", "args", "begin", "call", "definition", "dying", "grad", "inputs", "kwargs", "named", "nested",
-        "predicted", "stale", "tensors",
+        "aliases", "args", "as_told", "begin", "call", "definition", "dying", "first", "grad", "inputs", "kwargs",
+        "named", "nested", "predicted", "stale", "tensors",
     )  # fmt: skip
 
-    def __init__(self, definition: Definition, grad: bool, inputs: tuple[int, ...], begin: int) -> None:
-        self.definition, self.grad, self.inputs, self.begin = definition, grad, inputs, begin
+    def __init__(self, definition: Definition, grad: bool, inputs: tuple[int, ...], begin: int, first: int) -> None:
+        self.definition, self.grad, self.inputs, self.begin, self.first = definition, grad, inputs, begin, first
         self.call = functions.called(definition.function)
         self.aliases = functions.may_alias(definition.function)
         plain = {at: a.index for at, a in enumerate(definition.args) if isinstance(a, Reference) and not a.tracked}
@@ -48,6 +51,7 @@ class Step:
         self.named = tuple(name for name, a in definition.kwargs.items() if not is_constant(a))
         self.dying: tuple[int, ...] = ()
         self.stale = True
+        self.as_told = False
         self.args: tuple = ()
         self.kwargs: dict[str, Any] = {}
         self.predicted: list[tuple] = []
@@ -82,6 +86,7 @@ class Plan:
         self.given, self.kept = given, kept
         self.steps: list[Step] = []
         at, outputs = len(given), 0
+        floats: list[int] = []
         last: dict[int, int] = {}
         for k, (number, grad, *inputs) in enumerate(records):
             if not 0 <= number < len(definitions):
@@ -90,7 +95,8 @@ class Plan:
             if any(not 0 <= i >> 1 < (outputs if i & 1 else len(given)) for i in inputs):
                 raise WireError(f"expected inputs among {len(given)} tensors and {outputs} outputs, got {inputs}")
             definition = definitions[number]
-            self.steps.append(Step(definition, grad, indices, at))
+            self.steps.append(Step(definition, grad, indices, at, len(given) + outputs))
+            floats += [at + n for n in floats_in(definition)]
             for i in indices:
                 last[i] = k
             for i in range(outputs, outputs + len(definition.predicted)):
@@ -107,12 +113,20 @@ class Plan:
         for k, indices_dying in dying.items():
             self.steps[k].dying = tuple(indices_dying)
         self._begins = [step.begin for step in self.steps]
+        self._firsts = [step.first for step in self.steps]
         self._end = at
         self._given_at: list[int] = []  # where the numbers of each begin, but that of its storage
         self._described: list[tuple | None] = [None] * len(given)
         for _dtype, ndim, told, _bits in given:
             self._given_at.append(at)
             at += ndim * (1 + told) + 1
+        self._stale = set(range(len(self.steps)))
+        self._floats = bytearray(at)  # 1: of a float among arguments
+        for n in floats:
+            self._floats[n] = 1
+        self.ready = ReadySteps(len(self.steps))
+        self._sizes_are_new = True
+        self._in_use: tuple | None = None
         self._numbers = bytearray(8 * at)
         self.ints, self.floats = memoryview(self._numbers).cast("q"), memoryview(self._numbers).cast("d")
 
@@ -125,12 +139,46 @@ class Plan:
             if at >= n:
                 raise WireError(f"expected the place of a number in 0..{n - 1}, got {at}")
             self.ints[at] = value
+            self._sizes_are_new |= at >= len(self.given) and not self._floats[at]
             if at < len(self.given):
                 self._described[at] = None
             elif at < self._end:
-                self.steps[bisect.bisect_right(self._begins, at) - 1].stale = True
+                k = bisect.bisect_right(self._begins, at) - 1
+                self.steps[k].stale = True
+                self._stale.add(k)
             else:
                 self._described[bisect.bisect_right(self._given_at, at) - 1] = None
+
+    def has_new_sizes(self) -> bool:
+        """Has a number changed since this was last asked, but floats of calls, and which storages it begins with?"""
+        found, self._sizes_are_new = self._sizes_are_new, False
+        return found
+
+    def fill(self) -> bool:
+        """Put the numbers of this run into the calls. Does it repeat the last one, but for floats and storages?
+
+        What was made ready is put right, or forgotten.
+        """
+        repeats = not self.has_new_sizes()
+        if repeats and (in_use := passes.in_use()) is not self._in_use:  # made ready by others
+            self.ready.steps[:] = [None] * len(self.steps)
+            self._in_use = in_use
+        if not repeats:
+            self.ready.steps[:] = [None] * len(self.steps)
+        for k in self._stale:
+            step, ready = self.steps[k], self.ready.steps[k]
+            step.fill(self.ints, self.floats)
+            if ready is not None:
+                for position, value in enumerate((*step.args, *step.kwargs.values())):
+                    if type(value) is float:
+                        ready.put(position, value)
+        self._stale.clear()
+        return repeats
+
+    def maker(self, value: int) -> Step | None:
+        """The call that makes a value; None for what is there before."""
+        k = bisect.bisect_right(self._firsts, value) - 1
+        return self.steps[k] if value >= len(self.given) else None
 
     def described(self) -> list[tuple]:
         """The tensors to begin with: (storage's number, dtype, sizes, strides, offset, MetaBits)."""

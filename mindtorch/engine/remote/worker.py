@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from ..._ext import lazy as _core
-from ...base.strides import contiguous
 from ...base.torch_warnings import without_what_was_said
 from ..execute.ambient import mirrored, take_over
 from ..execute.local import LocalExecutor
@@ -23,12 +22,14 @@ from ..execute.machine import this_machine
 from ..record.arguments import is_dense, quiet
 from ..record.predict import knowing_views
 from . import functions, hello
+from .chosen_passes import PASSES
 from .definitions import Definition
 from .held_storages import Failed, HeldStorages, Poisoned
 from .mirrors import view
-from .plans import Plan, Step
-from .results import as_bytes, check_memory, contents, taken_apart
-from .wire import Here, Reference, WireError, dumps, loads
+from .plan_calls import filled_in, make_ready, results_of
+from .plans import Plan
+from .results import as_bytes, contents, taken_apart
+from .wire import WireError, dumps, loads
 
 __all__ = ["Worker"]
 
@@ -91,7 +92,7 @@ class Worker(HeldStorages):
     def settings(self, given: list[tuple[str, Any]]) -> None:
         """Torch's settings, as they are where the program runs."""
         try:
-            take_over(mirrored(cuda=True), given)
+            take_over([*mirrored(cuda=True), *PASSES], given)
         except (RuntimeError, TypeError, ValueError) as error:
             raise WireError(str(error)) from None
 
@@ -116,10 +117,10 @@ class Worker(HeldStorages):
         """Run a plan with other numbers at some positions (see `plans.Plan.change`). Outputs that it keeps get
         storages, numbered from ``base`` by the output's index.
 
-        Answers (failures, corrections, times, failed, lost, idle): (record, number, kind of error, text), what came
-        otherwise than predicted, where ``timed`` (start, end) of each record in ns, None for those that did not run,
-        (output, failure's number), (record, failure's number, storage's) of what was not written, and how many records
-        did not run, or failed.
+        Answers (failures, corrections, times, failed, lost, idle, otherwise): (record, number, kind of error, text);
+        what came otherwise than predicted; where ``timed`` (start, end) of each record in ns, None for those that did
+        not run; (output, failure's number); (record, failure's number, storage's) of what was not written; how many
+        records did not run, or failed; and (calls by a shorter way, calls in place, their bytes).
         """
         plan = self._plans[number]
         plan.change(positions, changed)
@@ -135,17 +136,24 @@ class Worker(HeldStorages):
         overwritten = self._overwritten
         not_written: dict[int, tuple[int, int]] = {}  # of those, what was to be written here
         drawing, stack = -1, ExitStack()
+        repeats = plan.fill() and not timed
         with quiet(), without_what_was_said(), stack:
-            for k, step in enumerate(plan.steps):
-                if step.stale:
-                    step.fill(plan.ints, plan.floats)
+            k = -1
+            while (k := k + 1) < len(plan.steps):
+                failed, error = None, None
+                if repeats and not overwritten:
+                    error, k = self._run_ready(plan, values, k)
+                    if k == len(plan.steps):
+                        break
+                step = plan.steps[k]
                 definition = step.definition
                 tensors = [values[i] for i in step.inputs]
-                begin = len(values)
-                failed = next((t.number for t in tensors if isinstance(t, Failed)), None)
-                if failed is None and overwritten:
-                    failed = self._not_written(tensors)
-                if failed is None:
+                begin = step.first
+                if error is None:
+                    failed = next((t.number for t in tensors if isinstance(t, Failed)), None)
+                    if failed is None and overwritten:
+                        failed = self._not_written(tensors)
+                if failed is None and error is None:
                     if definition.random >= 0 and drawing != definition.random:
                         stack.close()
                         stack.enter_context(self._local.rng(definition.random))
@@ -153,13 +161,18 @@ class Worker(HeldStorages):
                     torch._C._set_grad_enabled(step.grad)
                     try:
                         started = perf_counter_ns()
-                        values += self._results(step, tensors, k, corrections)
+                        values += results_of(step, tensors, k, corrections, self._device)
                         if timed:
                             times.append((started, perf_counter_ns()))
-                    except Exception as error:  # noqa: BLE001 - told to the client, who raises it
-                        self._failures += 1
-                        failed = self._failures
-                        failures.append((k, failed, type(error).__name__, str(error)))
+                    except Exception as raised:  # noqa: BLE001 - told to the client, who raises it
+                        error = raised
+                    else:
+                        if repeats and step.as_told:
+                            make_ready(plan, k, self._device)
+                if error is not None:
+                    self._failures += 1
+                    failed = self._failures
+                    failures.append((k, failed, type(error).__name__, str(error)))
                 if failed is not None:
                     idle += 1
                     if timed:
@@ -175,15 +188,32 @@ class Worker(HeldStorages):
                 tensors.clear()
                 for i in step.dying:
                     values[i] = None
+        self._keep(plan, values, base)
+        lost = self._lost(plan, base, zip(begun, described, strict=True), not_written) if not_written else []
+        return failures, corrections, times, without, lost, idle, plan.ready.counted()
+
+    def _keep(self, plan: Plan, values: Sequence[Any], base: int) -> None:
+        """Outputs that the plan keeps are storages from now on."""
         for k in plan.kept:
-            value = values[n_given + k]
+            value = values[len(plan.given) + k]
             self._storages[base + k] = value if isinstance(value, Failed) else as_bytes(value)
-        lost: list[tuple[int, int, int]] = []
-        if not_written:
-            numbers = {_address(t): each[0] for t, each in zip(begun, described, strict=True)}
-            numbers.update((_address(self._storages[base + k]), base + k) for k in plan.kept)
-            lost = [(k, failed, numbers.get(at, 0)) for at, (k, failed) in not_written.items()]
-        return failures, corrections, times, without, lost, idle
+
+    def _lost(
+        self, plan: Plan, base: int, begun: Iterable[tuple[Any, tuple]], not_written: dict[int, tuple[int, int]]
+    ) -> list[tuple[int, int, int]]:
+        """(record, failure's number, storage's) of what was not written; 0 for a storage that nobody names."""
+        numbers = {_address(t): each[0] for t, each in begun}
+        numbers.update((_address(self._storages[base + k]), base + k) for k in plan.kept)
+        return [(k, failed, numbers.get(at, 0)) for at, (k, failed) in not_written.items()]
+
+    @staticmethod
+    def _run_ready(plan: Plan, values: list[Any], k: int) -> tuple[Exception | None, int]:
+        """Run what is ready from call ``k`` on. (what a call raised, its number or that of the first that is not)"""
+        try:
+            plan.ready.run(values, k, torch._C._set_grad_enabled, Failed)
+        except Exception as error:  # noqa: BLE001 - told to the client, who raises it
+            return error, plan.ready.at
+        return None, plan.ready.at
 
     def seen(self, failure: int) -> None:
         """What is asked for from now on was recorded when the failures up to this one had been told."""
@@ -199,57 +229,6 @@ class Worker(HeldStorages):
             return self._tensor(described)
         except Poisoned as error:
             return Failed(error.number)
-
-    def _results(self, step: Step, tensors: Sequence[Any], k: int, corrections: list[tuple]) -> list[Any]:
-        definition = step.definition
-        args = list(step.args)
-        for at, i in step.tensors:
-            args[at] = tensors[i]
-        for at in step.nested:
-            args[at] = self._filled(args[at], tensors)
-        kwargs = {**step.kwargs, **{name: self._filled(step.kwargs[name], tensors) for name in step.named}}
-        out = step.call(*args, **kwargs)
-        results = (out,) if definition.single else out
-        found: list[Any] = [None] * len(definition.predicted)
-        for position, output in enumerate(definition.outputs):
-            if output is not None and output >= 0:
-                found[output] = self._checked(step, k, output, results[position], corrections)
-        return found
-
-    def _checked(self, step: Step, k: int, output: int, value: Any, corrections: list[tuple]) -> Any:
-        """The output in the layout that the program was told."""
-        dtype, sizes, strides, offset = step.predicted[output]
-        if value is None and 0 in sizes:
-            return torch.empty(sizes, dtype=dtype, device=self._device)
-        if not isinstance(value, torch.Tensor) or value.dtype is not dtype or value.shape != sizes:
-            got = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-            raise RuntimeError(f"predicted {dtype} {tuple(sizes)}, the kernel gave {got}")
-        if value.device != self._device:
-            raise RuntimeError(f"expected a tensor on {self._device}, the kernel gave one on {value.device}")
-        if step.aliases:
-            check_memory(value)
-        same = value.is_contiguous() if strides is None else _core.canonical(value.shape, value.stride()) == strides
-        if same and value.storage_offset() == offset:
-            return value
-        if step.definition.view:
-            raise RuntimeError(f"predicted a view with strides {strides}, the kernel gave {value.stride()}")
-        corrections.append((k, output, tuple(value.stride()), value.storage_offset()))
-        promised = contiguous(sizes) if strides is None else strides
-        return torch.empty_strided(sizes, promised, dtype=dtype, device=value.device).copy_(value)
-
-    def _filled(self, a: Any, tensors: Sequence[Any]) -> Any:
-        if isinstance(a, Reference):
-            t = tensors[a.index]
-            return t.detach().requires_grad_() if a.tracked else t
-        if isinstance(a, Here):
-            return self._device
-        if isinstance(a, list):
-            return [self._filled(item, tensors) for item in a]
-        if type(a) is tuple:
-            return tuple(self._filled(item, tensors) for item in a)
-        if isinstance(a, slice):
-            return slice(*(self._filled(part, tensors) for part in (a.start, a.stop, a.step)))
-        return a
 
     # ---- calls that cannot wait --------------------------------------------------------------------------------------
     def call(
@@ -270,8 +249,8 @@ class Worker(HeldStorages):
             return "failed", failed
         known = {t.untyped_storage()._cdata: described[0] for t, described in zip(tensors, given, strict=True)}
         made = functions.called(function)
-        cargs = tuple(self._filled(a, tensors) for a in args)
-        ckwargs = {name: self._filled(a, tensors) for name, a in kwargs.items()}
+        cargs = tuple(filled_in(a, tensors, self._device) for a in args)
+        ckwargs = {name: filled_in(a, tensors, self._device) for name, a in kwargs.items()}
         raised: tuple | None = None
         out = None
         with quiet() as inside:
