@@ -76,10 +76,10 @@ def _of_storages(
     same = {slot: first.setdefault(mirror.untyped_storage()._cdata, slot) for slot, mirror in begins.items()}
     if len(first) == len(same):
         return records, begins, stays
-    one = [
-        (*head, [same.get(slot, slot) for slot in takes], [same.get(slot, slot) for slot in writes], makes)
-        for *head, takes, writes, makes in records
-    ]
+    one: list[Record] = []
+    for module, phase, draws, device, grad, takes, writes, makes in records:
+        taken, written = ([same.get(slot, slot) for slot in slots] for slots in (takes, writes))
+        one.append((module, phase, draws, device, grad, taken, written, makes))
     return one, {slot: begins[slot] for slot in first.values()}, {same.get(slot, slot) for slot in stays}
 
 
