@@ -142,7 +142,9 @@ def test_C2_to_pandas_gives_the_tables(profiled: Profile, monkeypatch: pytest.Mo
         frame = profiled.to_pandas(table)
         assert isinstance(frame, pandas.DataFrame) and len(frame) == len(profiled.report()[f"{table}s"]) > 0
     assert profiled.to_pandas()["self_s"].sum() == pytest.approx(profiled.time_s)
-    with pytest.raises(ValueError, match="one of the tables module, op, line, phase, finding, pattern, got 'ops'"):
+    with pytest.raises(
+        ValueError, match="one of the tables module, op, line, phase, part, finding, pattern, got 'ops'"
+    ):
         profiled.to_pandas("ops")
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match=r"to_pandas\(\) needs pandas: pip install pandas"):
