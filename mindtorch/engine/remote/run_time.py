@@ -49,9 +49,7 @@ def end_of(parts: Sequence[Part], sizes: Mapping[int, int], costs: Costs, comput
     ends = [0.0 for _ in workers]  # of what was sent
     waiting = [0.0 for _ in workers]  # seconds of what was not
     comes = [0.0 for _ in workers]  # the last that moves there
-    open_: dict[Hashable, float] = defaultdict(
-        float
-    )  # seconds of what the program has not waited for, by what workers share
+    open_: dict[Hashable, float] = defaultdict(float)  # seconds that the program has not waited for, by what is shared
 
     def sent(worker: int) -> float:
         """When a worker has done all that it was given, if that is sent now."""
