@@ -177,6 +177,25 @@ def test_R5_what_fits_stays_on_the_first_worker() -> None:
         assert [each.stats["messages"] > 0 for each in executor.executors] == [True, False, False]
 
 
+def test_R5_what_is_trained_and_fits_stays_on_the_first_worker_step_after_step() -> None:
+    """Its gradients and its optimizer's states were counted once more when they were there."""
+    with using(
+        over(2, 700_000)
+    ) as executor:  # weights of 133,120 bytes, as many of gradients, and twice that of states
+        model, x = mlp().to(DEVICE), torch.ones(4, 64).to(DEVICE)
+        step = torch.optim.AdamW(model.parameters(), lr=0.01)
+        for k in range(3):
+            loss = model(x).square().mean()
+            if k == 1:
+                loss.item()  # so what runs next is a forward pass
+            step.zero_grad()
+            loss.backward()
+            step.step()
+            loss.item()
+            assert executor._workers is None, f"step {k}"
+        del model, x, step, loss
+
+
 def test_R5_a_model_made_on_the_device_is_made_where_it_is_needed() -> None:
     def program(device: str) -> Any:
         with torch.device(device):

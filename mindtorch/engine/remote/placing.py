@@ -36,6 +36,7 @@ _LITTLE = 64 << 20  # bytes that any worker has room for: nobody asks
 _TRIED, _SMALL = 1 << 20, 1 << 10  # bytes that are moved to see how long that takes
 _TIMES = 5  # as often
 _GROWS = {"backward": 1, "optimizer": 2}  # times its size that a parameter comes to need in a phase
+_BACKWARD = _context.PHASES.index("backward")
 
 
 _listener: Callable[[list[Plan]], None] | None = None
@@ -101,6 +102,8 @@ class PlacingExecutor(SpreadExecutor):
         self._machines: list[machine.Machine] | None = None
         self._workers: dict[str, int] | None = None  # by module path; None: all is on the first one
         self._ids: dict[int, int] = {}  # the same by module id
+        self._backward: set[int] = set()  # ids of modules that had a backward pass
+        self._stepped: set[int] = set()  # and then a step of an optimizer: what they grow by is there
         self._generator = 0  # the worker that has the generator of remote_accelerator:0
         self._draws = False  # does the part draw that is submitted now?
         self.moves: Counter[tuple[int, int]] = Counter()  # bytes that moved, by worker from and to
@@ -180,10 +183,13 @@ class PlacingExecutor(SpreadExecutor):
         paths = {module: _context.module_path(module) or "" for module in {record[0] for record in records} if module}
         grows: dict[int, int] = {}
         phases = {_context.PHASES[record[1]] for record in records if record[1] < len(_context.PHASES)}
+        self._backward.update(record[0] for record in records if record[1] == _BACKWARD)
+        if "optimizer" in phases:
+            self._stepped |= self._backward
         more = sum(times for phase, times in _GROWS.items() if phase not in phases)
         if more:
             for module, _phase, _draws, _device, grad, takes, *_ in records:
-                if grad and module:
+                if grad and module and module not in self._stepped:
                     floats = [slot for slot in takes if slot in begins and begins[slot].is_floating_point()]
                     grows.update((slot, more * nbytes[slot]) for slot in floats)
         return Work(records, paths, homes, nbytes, grows, stays, self._generator, self.limits(), held)
