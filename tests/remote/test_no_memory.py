@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -25,22 +26,29 @@ def small() -> Iterator[Callable[[int], None]]:
     with using(PipeExecutor()) as executor:
         assert torch.ones(2, device=LAZY).sum().item() == 2
 
-        def limit(more: int) -> None:
+        def size() -> int:
             with open(f"/proc/{executor.process}/statm") as file:
-                now = int(file.read().split()[0]) * resource.getpagesize()
+                return int(file.read().split()[0]) * resource.getpagesize()
+
+        def limit(more: int) -> None:
+            executor.sync()
+            before, now = 0, size()
+            while now != before:  # what it gives back a moment later would be room for more
+                time.sleep(0.2)
+                before, now = now, size()
             assert executor.process is not None
             resource.prlimit(executor.process, resource.RLIMIT_AS, (now + more, resource.RLIM_INFINITY))
 
         yield limit
 
 
-@pytest.mark.parametrize("nbytes", [60 * MiB, 64 * MiB, 64 * MiB + 4, 200 * MiB])
+@pytest.mark.parametrize("nbytes", [63 * MiB, 64 * MiB, 64 * MiB + 4, 200 * MiB])
 def test_R4_an_upload_without_memory_fails_by_itself(small: Callable[[int], None], nbytes: int) -> None:
     """Asked for first, or not; what was there stays, and the same tensor crosses once there is memory."""
     x = torch.arange(10.0).to(LAZY)
     assert x.sum().item() == 45
     big = torch.ones(nbytes // 4)
-    small(40 * MiB)  # some messages have to be read; what the worker frees meanwhile is less than the rest
+    small(28 * MiB)  # messages of 8 MiB have to be read, but less is to spare than the worker may free meanwhile
     there = big.to(LAZY)
     why = f"no memory for {nbytes:,} bytes on the worker: ."
     with pytest.raises(mindtorch.MaterializationError, match=why) as raised:
