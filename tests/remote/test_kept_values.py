@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -213,3 +215,16 @@ def test_L14_a_lost_session_takes_its_values_with_it() -> None:
                 assert [(up(1, 2) * 2).tolist() for _ in range(2)] == [[2, 4]] * 2
         assert counts() == (2, 2)
         assert (up(1, 2) * 2).tolist() == [2, 4] and counts() == (2, 3) and cache.nbytes >= 8
+
+
+def test_L14_a_cache_keeps_no_worker_alive() -> None:
+    def ran() -> weakref.ref[RemoteExecutor]:
+        with using(mindtorch.LoopbackExecutor()) as executor:
+            assert [(up(1, 2) * 2).tolist() for _ in range(2)] == [[2, 4]] * 2
+            return weakref.ref(executor)
+
+    with mindtorch.cache() as cache:
+        there = ran()
+        assert counts() == (1, 1)
+        gc.collect()
+        assert there() is None and cache.nbytes == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -134,7 +135,8 @@ class Elsewhere(Place):
     """
 
     def __init__(self, runs: RemoteExecutor, names: Names, most: int) -> None:
-        self._runs, self._names, self.shelf = runs, names, Memory(most)
+        self._runs = weakref.proxy(runs)  # which ends when the program lets go of it, whatever a cache has of it
+        self._names, self.shelf = names, Memory(most)
         self._failures = runs.kept.failures
         self.is_cpu = runs.machine().kind == "cpu"
 
