@@ -129,14 +129,12 @@ def _native_maker(passes: tuple[Pass, ...]) -> Callable[..., Any] | None:
 
 def in_use() -> tuple[Pass, ...]:
     """The passes that are asked about functions, in their order: another tuple after each change."""
-    return _asked(_chosen)
+    return _of_functions(_used())
 
 
 @functools.cache
-def _asked(chosen: tuple[Pass, ...] | None) -> tuple[Pass, ...]:
-    found = known_passes() if chosen is None else chosen
-    of_functions = (each for each in found if type(each).function is not Pass.function)
-    return tuple(each for each in of_functions if chosen is not None or each.on)
+def _of_functions(passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
+    return tuple(each for each in passes if type(each).function is not Pass.function)
 
 
 def _used() -> tuple[Pass, ...]:
