@@ -35,6 +35,9 @@ def lines(plans: Sequence[Plan]) -> list[str]:
         found.append("  seconds: for moves only; how fast the workers compute is not known")
     limits = sorted({units.bytes_text(limit) for limit in best.limits})
     found.append(f"  a worker may hold {' or '.join(limits)}")
+    if best.replicas:
+        there = ", ".join(f"{units.bytes_text(n)} on worker {worker}" for worker, n in sorted(best.replicas.items()))
+        found.append(f"  copies of what several workers read: {there}")
     for worker in sorted(set(best.workers.values())):
         found.append(f"  worker {worker}: {_named(best, worker)}")
     return found

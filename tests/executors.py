@@ -8,9 +8,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import torch
+
 import mindtorch
-from mindtorch._ext.divided import facts
-from mindtorch.engine.remote import division, hello, placing
+from mindtorch.engine.remote import division, hello
+from mindtorch.engine.remote.cuts import Work
 from mindtorch.engine.remote.placing import PlacingExecutor
 from mindtorch.engine.remote.wire import dumps
 from mindtorch.engine.remote.worker import Worker
@@ -50,13 +52,13 @@ class Anywhere(PlacingExecutor):
 
     dice = random.Random(0)
 
-    def _divided(self, segment: Any) -> Iterator[tuple[int, Any]]:
-        records, begins, stays = placing._of_storages(*facts(segment))
-        work = self._work(records, begins, stays)
-        places = [self.dice.randrange(len(self.executors)) for _ in records]
-        for part in division._parted(records, places, dict(work.homes), self._generator).parts:
-            self._draws = part.draws
-            yield part.worker, segment.part(part.positions)
+    def _division(self, work: Work, begins: dict[int, torch.Tensor]) -> division.Division:
+        places = [self.dice.randrange(len(self.executors)) for _ in work.records]
+        copies = work.copies if self.dice.randrange(4) else None  # where memory is short, there are none
+        return division.parted(work.records, places, work.homes, self._generator, copies, work.stays)
+
+    def _plan(self, work: Work, segment: Any) -> None:
+        """There is none."""
 
     def _parts(self, segment: Any) -> Iterable[tuple[int, Any]]:
         self._workers = {}

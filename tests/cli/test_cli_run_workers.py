@@ -113,5 +113,7 @@ def test_R5_a_plan_says_who_has_what_and_what_is_lacking() -> None:
         "  worker 0: Net.0 … Net.2, Net.6 … Net.8, Net.12 … Net.14, 2 more",
         "  worker 1: Net.3 … Net.5, Net.9 … Net.11, Net.15 … Net.17, 2 more",
     ]
+    best.replicas = {1: 3 << 20, 0: 1 << 20}
+    assert "  copies of what several workers read: 1.00 MiB on worker 0, 3.00 MiB on worker 1" in lines([best, other])
     best.moves_only = other.moves_only = False
     assert not any("moves only" in line for line in lines([best, other]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -266,6 +267,7 @@ def test_R4_what_two_workers_gave_counts_among_what_is_kept(link: Link) -> None:
 def divided_training(device: str, after: dict[int, RayExecutor]) -> list[float]:
     torch.manual_seed(5)
     parts = [nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.1)) for _ in range(6)]
+    parts[5][0].weight = parts[0][0].weight
     net = nn.Sequential(*parts, nn.Linear(64, 1)).to(device)
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     x = torch.linspace(-1, 1, 8 * 64).view(8, 64).to(device)
@@ -278,8 +280,19 @@ def test_R5_a_divided_model_goes_on_bit_for_bit_when_its_workers_are_killed(link
     executors = [RayExecutor(link, lineage=64 << 20) for _ in range(2)]
     expected = divided_training("cpu", {})
     with using(PlacingExecutor(executors, 200_000)) as placing:
+        placing._workers = {"Sequential": 0, **{f"Sequential.{k}": k // 4 for k in range(7)}}
+        placing._workers.update({f"Sequential.{k}.{i}": k // 4 for k in range(6) for i in range(3)})
+        copied: list[int] = []
+        add = placing._copies.add
+
+        def added(value: torch.Tensor, *where: Any) -> None:
+            copied.append(value.untyped_storage().nbytes())
+            add(value, *where)
+
+        placing._copies.add = added  # type: ignore[method-assign]
         found = divided_training(LAZY, {1: executors[0], 3: executors[1]})
         assert found == expected and placing.stats["rebuilt"] >= 2
         assert all(executor.stats["bytes_up"] > 40_000 for executor in executors), "its weights are on both"
+        assert copied.count(64 * 64 * 4) >= 4, "a weight is read by both, and written in each step"
     for executor in executors:
         executor.close()

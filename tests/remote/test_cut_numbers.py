@@ -67,11 +67,35 @@ def test_R5_a_chain_that_is_cut_in_two_moves_what_is_between() -> None:
     assert plans(chain([230, 219]), Costs(1, 0.125), {})[0].excess == 1
 
 
-def test_R5_what_stays_on_another_worker_moves_there_and_back() -> None:
-    """The next run finds the weights where this one leaves them."""
+def test_R5_what_stays_on_another_worker_is_copied() -> None:
     work = chain([500, 500], homes={10: 1, 11: 0})
     alone = on_one(work)
-    assert alone.moved == 200 and alone.messages == 1
+    assert (alone.moved, alone.messages, alone.memory, alone.replicas) == (100, 1, [430, 100], {0: 100})
+    again = on_one(chain([500, 500], homes={10: 1, 11: 0}, copies={10: [0]}))
+    assert (again.moved, again.messages, again.memory) == (0, 0, [430, 100])
+
+
+def tied(limits: Sequence[int], write: bool = False) -> Work:
+    """Units 0 and 3 read one weight of 100 bytes, and the units between, of 100 bytes each, have what is made of it."""
+    weights = {0: 10, 1: 11, 2: 12, 3: 10}
+    records = [record(k + 1, [20 + k - 1, weights[k]], [(20 + k, 10)]) for k in range(4)]
+    if write:
+        records.append(record(0, [10, 23], [], [10]))
+    return chain(limits, records=records, nbytes={19: 10, 10: 100, 11: 100, 12: 100})
+
+
+@pytest.mark.parametrize("write", [False, True])
+@pytest.mark.parametrize(("limit", "workers"), [(240, {0, 1}), (330, {0})])
+def test_R5_units_that_share_a_weight_are_cut_apart_where_that_fits(write: bool, limit: int, workers: set[int]) -> None:
+    """A copy takes memory and crosses once; in each run, if that writes the weight at its end."""
+    best = plans(tied([limit, limit], write), Costs(1, 0.125), {})[0]
+    assert best.excess == 0 and set(best.workers.values()) == workers
+    apart = [plan for plan in plans(tied([limit, limit], write), Costs(1, 0.125), {}) if plan.replicas]
+    assert apart and all(plan.replicas == {1: 100} and plan.moved >= 100 for plan in apart)
+    if limit == 330:
+        assert best.moved == 0 and not best.replicas
+    else:
+        assert max(best.memory) <= 240
 
 
 def test_R5_the_roomiest_worker_is_the_first_that_has_most_left() -> None:

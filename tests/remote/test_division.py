@@ -84,6 +84,81 @@ def test_R5_parts_run_all_records_in_an_order_that_they_allow_on_what_has_moved_
             assert any(slot in touched[j] and found.places[j] != worker for j in since for slot in touched[k])
 
 
+@pytest.mark.parametrize("seed", range(120))
+def test_R5_what_is_only_read_is_copied_and_each_record_finds_what_it_would_in_order(seed: int) -> None:
+    """The parts, as they run: each brings what it needs when it begins. Contents are what was written last."""
+    dice = random.Random(5000 + seed)
+    records, homes, workers = drawn(dice)
+    copies = {slot: [k for k in range(WORKERS) if k != homes[slot] and dice.random() < 0.3] for slot in homes}
+    kept = {slot for *_, makes in records for slot, _ in makes if dice.random() < 0.3}
+    found = divided(records, homes, workers, 0, lambda nbytes: nbytes % WORKERS, copies, kept)
+    moving = divided(records, homes, workers, 0, lambda nbytes: nbytes % WORKERS)
+    assert found.copying and not moving.copying
+
+    # In order: what each record takes, as (storage, by which record it was written last, by which ones it was viewed).
+    wrote: dict[int, int] = {}
+    views: dict[int, list[int]] = {}
+    expected = []
+    for k, (*_, takes, writes, makes) in enumerate(records):
+        expected.append([(slot, wrote.get(slot), len(views.get(slot, []))) for slot in takes])
+        wrote.update(dict.fromkeys([*writes, *(slot for slot, nbytes in makes if nbytes)], k))
+        for slot, nbytes in makes:
+            if not nbytes:
+                views.setdefault(slot, []).append(k)
+
+    # As they run: a worker has contents, which nobody else writes.
+    home = dict(homes)
+    has: dict[int, dict[int, int | None]] = {
+        slot: dict.fromkeys((at, *copies.get(slot, ()))) for slot, at in home.items()
+    }
+    viewed: dict[int, int] = {}
+    crossed = 0
+    for part in found.parts:
+        worker = part.worker
+        needs = dict.fromkeys(slot for k in part.positions for slot in records[k][5])
+        made = {slot for k in part.positions for slot, nbytes in records[k][7] if nbytes}
+        for slot in [each for each in needs if each not in made]:
+            there = has.setdefault(slot, {worker: None} if slot not in home else {})
+            if worker not in there:
+                there[worker] = there[home[slot]]
+                crossed += 1
+            if slot in part.moving or slot not in home:
+                has[slot] = {worker: there[worker]}
+                home[slot] = worker
+        for k in part.positions:
+            *_, takes, writes, makes = records[k]
+            # Views that others make later do no harm, as long as those that it may take are there.
+            for slot, by, count in expected[k]:
+                assert has[slot][worker] == by, (k, slot)
+                assert viewed.get(slot, 0) >= count
+            for slot in writes:
+                assert home[slot] == worker
+                has[slot] = {worker: k}
+            for slot, nbytes in makes:
+                if nbytes:
+                    home[slot], has[slot] = worker, {worker: k}
+                else:
+                    viewed[slot] = viewed.get(slot, 0) + 1
+    generators = sum(GENERATOR in slots for part in found.parts for slots in part.sources.values())
+    assert crossed + generators == len(found.moves)
+
+
+@pytest.mark.parametrize("times", [1, 5])
+def test_R5_a_weight_that_two_workers_read_crosses_once_for_each_write(times: int) -> None:
+    """Storage 1 is on worker 0; the modules 7 and 8 are on the workers 0 and 1."""
+    reads = [(module, 1, -1, 0, False, [1], [], []) for _ in range(times) for module in (7, 8)]
+    write = (7, 1, -1, 0, False, [1], [1], [])
+
+    def moves(*records: tuple, copies: dict[int, list[int]] | None) -> list[tuple[int, int, int]]:
+        return divided(list(records), {1: 0}, {7: 0, 8: 1}, 0, lambda _nbytes: 0, copies).moves
+
+    assert moves(*reads, copies={}) == [(1, 0, 1)]
+    assert moves(*reads, copies={1: [1]}) == []
+    assert len(moves(*reads, copies=None)) == 2 * times - 1
+    # It is written at home, and each other worker takes it once more.
+    assert moves(*reads, write, *reads, copies={}) == [(1, 0, 1), (1, 0, 1)]
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_R5_workers_are_those_of_devices_writes_modules_and_values_in_this_order(seed: int) -> None:
     """What none of them decides about is where what it belongs to is decided on, or together where there is room."""

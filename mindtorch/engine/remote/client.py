@@ -45,6 +45,9 @@ from .worker import ERRORS
 
 __all__ = ["RemoteExecutor"]
 
+#: Values of an executor, and what it reads of each: the value, or a copy.
+Settled = tuple[list[torch.Tensor], list[torch.Tensor]]
+
 _CPU = torch.device("cpu")
 _UNASKED = 32  # storages whose contents come unasked with one reply
 
@@ -56,8 +59,10 @@ class RemoteExecutor(Session, SharedStorages):
     With ``post``, operations pending after a read start while the program goes on.
     """
 
-    #: Where it is one of several: lets values be here that others have (see `spread.SpreadExecutor`).
-    settle_here: Callable[[list[torch.Tensor]], list[torch.Tensor]] | None = None
+    #: Where it is one of several: lets values be here that others have (see `spread.SpreadExecutor.settle`), and knows
+    #: that a storage of this number is no more, or may have other contents.
+    settle_here: Callable[[list[tuple[torch.Tensor, int]], list[int]], Settled] | None = None
+    changes_here: Callable[[int], None] | None = None
 
     def __init__(self, send: Send, post: Post | None = None) -> None:
         self.device, self.place = _CPU, META
@@ -171,6 +176,8 @@ class RemoteExecutor(Session, SharedStorages):
         self._reads.forget(number)
         self._known.forget(number)
         self._uploads.contents.forget(number)
+        if self.changes_here is not None:
+            self.changes_here(number)
 
     def write(self, value: torch.Tensor, data: bytes) -> None:
         """Replace the contents of the whole storage of a value."""
@@ -204,14 +211,13 @@ class RemoteExecutor(Session, SharedStorages):
             raise again(self._lost)
         self._take()
         encoded = encode(segment)
-        if self.settle_here is not None:
-            mirrors = self.settle_here([mirror for mirror, _root in encoded.given])
-            encoded.given[:] = zip(mirrors, [root for _mirror, root in encoded.given])
+        read = self._settled(encoded, encoded.written)
         if encoded.written or encoded.n_own:  # else it makes views of what there is
             self._reads.are_over()
         try:
-            self._submit(segment, encoded)
+            self._submit(segment, encoded, read)
         except WireError:
+            self._settled(encoded, [root for _mirror, root in encoded.given])
             run_here(self, segment, encoded)
         except MaterializationError:
             raise
@@ -221,13 +227,21 @@ class RemoteExecutor(Session, SharedStorages):
             self._uploads.contents.clear()
             raise
 
-    def _submit(self, segment: Any, encoded: Encoded) -> None:
+    def _settled(self, encoded: Encoded, written: list[int]) -> list[torch.Tensor]:
+        """Let all that a segment is given be here. Returns what it reads of each: the value, or a copy of it."""
+        if self.settle_here is None:
+            return [mirror for mirror, _root in encoded.given]
+        mirrors, read = self.settle_here(encoded.given, written)
+        encoded.given[:] = zip(mirrors, [root for _mirror, root in encoded.given])
+        return read
+
+    def _submit(self, segment: Any, encoded: Encoded, read: list[torch.Tensor]) -> None:
         plan, exact = self._told.plan(encoded)
         self.stats["plans"] = self._told.plans
         base = self._mirrors.fresh(encoded.n_outputs)
         numbers = memoryview(encoded.numbers).cast("q")
         storages: dict[int, int] = {}  # slot -> number
-        for k, (mirror, root) in enumerate(encoded.given):
+        for k, (mirror, (_value, root)) in enumerate(zip(read, encoded.given, strict=True)):
             numbers[k] = storages[root] = self._mirrors.number_of(mirror)
         positions, values = self._told.changes(encoded)
         written = [storages[root] for root in encoded.written if root in storages]
@@ -235,6 +249,8 @@ class RemoteExecutor(Session, SharedStorages):
             self._reads.forget(number)
             self._expected.discard(number)
             self._uploads.contents.forget(number)
+            if self.changes_here is not None:
+                self.changes_here(number)
         given = list(numbers[: len(encoded.given)])
         computes = is_awaited() and self._known.computes(encoded, exact)
         if computes and all(number in self._known or number in self._expected for number in given):

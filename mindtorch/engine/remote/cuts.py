@@ -5,20 +5,20 @@ first divided as if each had a worker of its own: that gives what every two of t
 memory each needs when. Then come the best cuts, by dynamic programming, of the units in the order in which they run, in
 that order folded in the middle (for models whose last levels take what the first ones made), and with those together
 that share parameters; single units move as long as it pays. At last each plan is divided as the executor will do it,
-and the cheapest that fits is taken.
+with copies of what several workers read if there is memory for them, and the cheapest that fits is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from .division import GENERATOR, GENERATOR_BYTES, Division, Record, divided
 from .run_time import Computing, Costs, end_of
 
-__all__ = ["Costs", "Plan", "Work", "on_one", "plans", "roomiest"]
+__all__ = ["Costs", "Plan", "Work", "divided_as", "on_one", "plans", "roomiest"]
 
 _UNITS = 96  # at most
 _MORE = (1, 1.1, 1.25, 1.5, 2)  # times its limit: what units need is not all needed at the same instant
@@ -33,7 +33,8 @@ class Work:
     paths: of the module ids in it; homes: worker of each storage that it begins with and that has one; nbytes: of those
     and all others that it begins with; grows: the memory that they come to need besides, for gradients and states of
     optimizers; stays: see `Segment.facts`; generator: the worker that has it; limits, held: bytes that each worker may
-    have, and that it has in storages that the segment does not touch; computing: None where that is not known.
+    have, and that it has in storages that the segment does not touch; copies: the workers that have one, besides the
+    home of a storage; computing: None where that is not known.
     """
 
     records: Sequence[Record]
@@ -46,12 +47,14 @@ class Work:
     limits: Sequence[int]
     held: Sequence[int]
     computing: Computing | None = None
+    copies: Mapping[int, Collection[int]] = field(default_factory=dict)
 
 
 @dataclass
 class Plan:
     """``workers``: worker by module path. The rest is what one run of the segment costs: bytes and messages that move,
-    the seconds that it takes (moves_only: only for what moves), and the most bytes that each worker has at a time.
+    the seconds that it takes (moves_only: only for what moves), and the most bytes that each worker has at a time;
+    replicas: bytes of copies, by worker, of what was there before, such as weights that several workers read.
     """
 
     name: str
@@ -62,6 +65,7 @@ class Plan:
     memory: list[int]
     limits: Sequence[int]
     moves_only: bool = True
+    replicas: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def used(self) -> int:
@@ -71,7 +75,7 @@ class Plan:
     @property
     def excess(self) -> int:
         """Bytes that the workers lack, all together: 0 where it fits."""
-        return sum(max(0, need - limit) for need, limit in zip(self.memory, self.limits, strict=True))
+        return sum(map(_lacking, self.memory, self.limits))
 
     def rank(self) -> tuple[int, float, int]:
         """The least is the best."""
@@ -111,20 +115,41 @@ def _paths(work: Work) -> list[str]:
     return list(dict.fromkeys(work.paths[record[0]] for record in work.records if work.paths.get(record[0])))
 
 
+def divided_as(work: Work, ids: Mapping[int, int], otherwise: int | None = None) -> tuple[Division, list[int]]:
+    """How the executor divides a segment, and the most bytes that each worker has then: with copies of what several
+    workers read, or, where there is no memory for them, without. otherwise: the worker of what nothing decides about;
+    None: the one with the most room."""
+    found: list[tuple[Division, list[int]]] = []
+    for copies in (work.copies, None):
+        rest = roomiest(work) if otherwise is None else lambda _nbytes: otherwise
+        division = divided(work.records, work.homes, ids, work.generator, rest, copies, work.stays)
+        most = _memory(work, division, work.homes, len(work.limits), len(work.records)).max(axis=1, initial=0)
+        needs = [int(need) + held for need, held in zip(most, work.held, strict=True)]
+        found.append((division, needs))
+        if all(need <= limit for need, limit in zip(needs, work.limits, strict=True)):
+            return found[-1]
+    return min(found, key=lambda each: sum(map(_lacking, each[1], work.limits)))
+
+
+def _lacking(need: int, limit: int) -> int:
+    return max(0, need - limit)
+
+
 def _priced(work: Work, name: str, workers: dict[str, int], costs: Costs, otherwise: int | None = None) -> Plan:
     ids = {module: workers[path] for module, path in work.paths.items() if path in workers}
-    rest = roomiest(work) if otherwise is None else lambda _nbytes: otherwise
-    division = divided(work.records, work.homes, ids, work.generator, rest)
+    division, needs = divided_as(work, ids, otherwise)
     moved = sum(nbytes for nbytes, _source, _to in _moves(work, division))
-    memory = _memory(work, division, work.homes, len(work.limits), len(work.records)).max(axis=1, initial=0)
-    memory = memory + np.asarray(work.held)
     seconds = division.messages * costs.message + moved * costs.byte
     if work.computing is not None:
         sizes = _sizes(work)
         back = moved - sum(sizes[slot] for slot, _source, _to in division.moves)
         seconds = end_of(division.parts, sizes, costs, work.computing) + back * costs.byte
-    needs, only = [int(m) for m in memory], work.computing is None
-    return Plan(name, workers, moved, division.messages, seconds, needs, work.limits, only)
+    copied = {(slot, to) for _k, slot, to, alone in division.stays if not alone and slot in work.nbytes}
+    replicas: dict[int, int] = {}
+    for slot, to in sorted(copied):
+        replicas[to] = replicas.get(to, 0) + work.nbytes[slot]
+    only = work.computing is None
+    return Plan(name, workers, moved, division.messages, seconds, needs, work.limits, only, replicas)
 
 
 def _sizes(work: Work) -> dict[int, int]:
@@ -142,8 +167,9 @@ def _moves(work: Work, division: Division) -> Iterator[tuple[int, int, int]]:
     ends: dict[int, tuple[int, int]] = {}  # where it was at first, and is at last
     for slot, source, to in division.moves:
         yield sizes[slot], source, to
-        if slot in work.nbytes:
-            ends[slot] = ends.get(slot, (source, to))[0], to
+    for _k, slot, to, alone in division.stays:
+        if alone and slot in work.nbytes:
+            ends[slot] = ends.get(slot, (work.homes.get(slot, to), to))[0], to
     for slot, (first, last) in ends.items():
         if first != last:
             yield sizes[slot], last, first
@@ -159,24 +185,51 @@ def _memory(work: Work, division: Division, homes: Mapping[int, int], places: in
         for slot, _nbytes in makes:
             last[slot] = k
     now = np.zeros(places)
-    at = dict(homes)
-    for slot, home in at.items():
+    has: dict[int, set[int]] = {}  # the places of each storage
+    for slot, home in homes.items():
         now[home] += sizes[slot] + work.grows.get(slot, 0)
+        has[slot] = {home}
+        for other in work.copies.get(slot, ()) if division.copying else ():
+            now[other] += sizes[slot]
+            has[slot].add(other)
+    owner = dict(homes)  # which has what it grows by
     found = np.zeros((places, (len(work.records) + every - 1) // every or 1))
-    for k, ((*_, takes, _writes, makes), place) in enumerate(zip(work.records, division.places, strict=True)):
-        for slot in (*takes, *[slot for slot, _nbytes in makes]):
-            before = at.get(slot)
-            if before != place:
-                nbytes = sizes[slot] + work.grows.get(slot, 0)
-                at[slot] = place
-                now[place] += nbytes
-                if before is not None:
-                    now[before] -= nbytes
+    at = 0
+    for k, ((*_, makes), place) in enumerate(zip(work.records, division.places, strict=True)):
+        while at < len(division.stays) and division.stays[at][0] == k:
+            _k, slot, to, alone = division.stays[at]
+            at += 1
+            if alone:
+                _alone(work, slot, to, sizes[slot], has, owner, now)
+            else:
+                has[slot].add(to)
+                now[to] += sizes[slot]
+        for slot, _nbytes in makes:
+            if slot not in has:
+                has[slot] = {place}
+                now[place] += sizes[slot]
         np.maximum(found[:, k // every], now, out=found[:, k // every])
-        for slot in {*takes, *[slot for slot, _nbytes in makes]}:
+        for slot in {*work.records[k][5], *[slot for slot, _nbytes in makes]}:
             if last[slot] == k and slot not in work.stays and slot not in work.nbytes:
-                now[place] -= sizes[slot]
+                for each in has[slot]:
+                    now[each] -= sizes[slot]
     return found
+
+
+def _alone(
+    work: Work, slot: int, to: int, nbytes: int, has: dict[int, set[int]], owner: dict[int, int], now: np.ndarray
+) -> None:
+    """From here on, only one place has a storage."""
+    for other in has.get(slot, ()):
+        now[other] -= nbytes
+    now[to] += nbytes
+    has[slot] = {to}
+    grows = work.grows.get(slot, 0)
+    if grows and owner.get(slot) != to:
+        now[to] += grows
+        if slot in owner:
+            now[owner[slot]] -= grows
+        owner[slot] = to
 
 
 class _Units:
@@ -196,10 +249,11 @@ class _Units:
         # What is recorded for another index is on the worker of that, whatever the plan.
         work = replace(work, records=[record for record in work.records if not record[3]])
         ids = {module: self.of[path] for module, path in work.paths.items() if path in self.of}
-        alone = divided(work.records, {}, ids, 0, lambda _nbytes: 0)
+        work = replace(work, homes={}, copies={})
+        alone = divided(work.records, {}, ids, 0, lambda _nbytes: 0, {}, work.stays)
         #: What it costs in seconds if two are not on the same worker.
         self._apart = np.zeros((self._n, self._n))
-        for nbytes, source, to in _moves(work, alone):
+        for nbytes, source, to in _moves(work, _in_turn(work, alone)):
             self._apart[source, to] += nbytes * costs.byte
         for part in alone.parts:
             for source in part.sources:
@@ -213,7 +267,9 @@ class _Units:
                 first, other = sorted((self._shares.get(source, source), to))
                 self._shares.setdefault(other, first)
         every = max(1, len(work.records) // _TIMES)
-        self._memory = _memory(work, alone, {}, max(self._n, 1), every)
+        # Units on one worker have one copy of what they share: as if it moved on with each that reads it.
+        moving = divided(work.records, {}, ids, 0, lambda _nbytes: 0)
+        self._memory = _memory(work, moving, {}, max(self._n, 1), every)
 
     def candidates(self) -> Iterator[tuple[str, list[int]]]:
         """(name, worker of each unit)."""
@@ -308,6 +364,17 @@ class _Units:
             else:  # there is no room for what would pay
                 break
         return [int(w) for w in at]
+
+
+def _in_turn(work: Work, alone: Division) -> Division:
+    """The same with each copy of what was there before taken from the last unit that got one, not from the first: so
+    it crosses once where units that share it are cut apart."""
+    last: dict[int, int] = {}
+    moves = []
+    for slot, source, to in alone.moves:
+        moves.append((slot, last.get(slot, source) if slot in work.nbytes else source, to))
+        last[slot] = to
+    return replace(alone, moves=moves)
 
 
 def _above(path: str, depth: int) -> str:

@@ -12,6 +12,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,12 +21,13 @@ from ..._ext import context as _context
 from ..._ext import divided as _divided
 from ..execute import machine
 from ..record.arguments import quiet
-from .client import RemoteExecutor
-from .cuts import Costs, Plan, Work, on_one, plans, roomiest
-from .division import Record, divided
+from .client import RemoteExecutor, Settled
+from .cuts import Costs, Plan, Work, divided_as, on_one, plans
+from .division import Division, Part, Record
 from .one_thread import one_thread_at_a_time
 from .pending_uploads import Waiting
 from .reads import plain_bytes
+from .replicas import Copies
 from .spread import SpreadExecutor, _on
 
 __all__ = ["PlacingExecutor", "Plan", "tell", "told"]
@@ -96,6 +98,7 @@ class PlacingExecutor(SpreadExecutor):
     def __init__(self, executors: Sequence[RemoteExecutor], limit: int | None = None) -> None:
         super().__init__(executors)
         self._waiting = Waiting()
+        self._copies = Copies(self.executors)
         self._holders = (*self.executors, self._waiting)
         self._limits = None if limit is None else [limit] * len(self.executors)
         self._costs: Costs | None = None
@@ -105,8 +108,8 @@ class PlacingExecutor(SpreadExecutor):
         self._backward: set[int] = set()  # ids of modules that had a backward pass
         self._stepped: set[int] = set()  # and then a step of an optimizer: what they grow by is there
         self._generator = 0  # the worker that has the generator of remote_accelerator:0
-        self._draws = False  # does the part draw that is submitted now?
-        self.moves: Counter[tuple[int, int]] = Counter()  # bytes that moved, by worker from and to
+        self._part: Part | None = None  # that is submitted now
+        self.moves: Counter[tuple[int, int]] = Counter()  # bytes that moved or were copied, by worker from and to
         self.joined = 0  # exchanges in which they did
 
     # ---- memory ------------------------------------------------------------------------------------------------------
@@ -130,7 +133,9 @@ class PlacingExecutor(SpreadExecutor):
     def _held(self, executor: RemoteExecutor) -> int:
         # What has died counts until somebody looks: what waited holds memory here, and that what it was uploaded to.
         self._waiting._mirrors.bury()
-        executor._forget_homes()
+        for each in self.executors:  # copies end with what they are copies of
+            each._forget_homes()
+            each._mirrors.bury()
         executor._mirrors.bury()
         return sum(executor._mirrors.alive.values())
 
@@ -164,15 +169,33 @@ class PlacingExecutor(SpreadExecutor):
             yield from super()._parts(segment)
             return
         self._plan(work, segment)
-        division = divided(records, work.homes, self._ids, self._generator, roomiest(work))
-        for part in division.parts:
-            self._draws = part.draws
-            self.joined += len(part.sources)
-            yield part.worker, segment.part(part.positions)
+        try:
+            for part in self._division(work, begins).parts:
+                self._part = part
+                self.joined += len(part.sources)
+                yield part.worker, segment.part(part.positions)
+        finally:
+            self._part = None
+
+    def _division(self, work: Work, begins: dict[int, torch.Tensor]) -> Division:
+        """Into parts, with copies of what several workers read as far as there is memory for them."""
+        division, _needs = divided_as(work, self._ids)
+        if division.copying:
+            return division
+        named = [(self._owner(begins[slot]), begins[slot]) for slot in work.copies]
+        freed = self._copies.let_go({(owner, owner._mirrors.number_of(mirror)) for owner, mirror in named})
+        if any(freed):
+            held = [before - nbytes for before, nbytes in zip(work.held, freed, strict=True)]
+            division, _needs = divided_as(replace(work, held=held), self._ids)
+        if not division.copying:
+            for owner, mirror in named:
+                self._copies.end(mirror, owner)
+        return division
 
     def _work(self, records: list, begins: dict[int, torch.Tensor], stays: set[int]) -> Work:
         homes: dict[int, int] = {}
         nbytes: dict[int, int] = {}
+        copies: dict[int, list[int]] = {}
         held = [self._held(executor) for executor in self.executors]
         for slot, mirror in begins.items():
             nbytes[slot] = mirror.untyped_storage().nbytes()
@@ -180,6 +203,10 @@ class PlacingExecutor(SpreadExecutor):
                 if mirror in executor._mirrors:
                     homes[slot] = k
                     held[k] -= nbytes[slot]
+                    if there := [*self._copies.of(mirror, executor)]:
+                        copies[slot] = there
+                        for other in there:
+                            held[other] -= nbytes[slot]
         paths = {module: _context.module_path(module) or "" for module in {record[0] for record in records} if module}
         grows: dict[int, int] = {}
         phases = {_context.PHASES[record[1]] for record in records if record[1] < len(_context.PHASES)}
@@ -192,7 +219,7 @@ class PlacingExecutor(SpreadExecutor):
                 if grad and module and module not in self._stepped:
                     floats = [slot for slot in takes if slot in begins and begins[slot].is_floating_point()]
                     grows.update((slot, more * nbytes[slot]) for slot in floats)
-        return Work(records, paths, homes, nbytes, grows, stays, self._generator, self.limits(), held)
+        return Work(records, paths, homes, nbytes, grows, stays, self._generator, self.limits(), held, copies=copies)
 
     def _plan(self, work: Work, segment: Any) -> None:
         """Let all modules of the segment have a worker."""
@@ -227,31 +254,59 @@ class PlacingExecutor(SpreadExecutor):
             self._costs = Costs(small, max(large - small, 0.0) / _TRIED, taker.takes_directly(giver))
         return self._costs
 
-    def _settle(self, mirrors: Sequence[torch.Tensor], there: RemoteExecutor) -> list[torch.Tensor]:
-        if not (self._draws and self._workers is not None):
-            return super()._settle(mirrors, there)
-        self._draws = False
-        before, now = self._generator, self.executors.index(there)
-        if before == now:
-            return super()._settle(mirrors, there)
+    def settle(
+        self, given: Sequence[tuple[torch.Tensor, int]], written: Sequence[int], there: RemoteExecutor
+    ) -> Settled:
+        """What the part writes moves; of what it only reads, it gets a copy, if `division` has not said otherwise."""
+        part, now = self._part, self.executors.index(there)
+        if part is None:
+            return super().settle(given, written, there)
         state: list[bytes] = []
-        self.executors[before]._ask("get_state", 0, answer=state.append)  # with what else is wanted from there
-        found = super()._settle(mirrors, there)
-        if not state:
-            self.executors[before]._exchange()
-        there._ask("set_state", 0, state[0])
-        self._generator = now
+        before = self._generator if part.draws else now
+        if before != now:  # with what else is wanted from there
+            self.executors[before]._ask("get_state", 0, answer=state.append)
+        elsewhere = {m.untyped_storage()._cdata: m for m, _root in given if m not in there._mirrors}
+        wholes = self._brought([m for m in elsewhere.values() if m not in self._waiting._mirrors], there)
+        alone = part.moving.union(written)
+        moving = {m.untyped_storage()._cdata for m, root in given if root in alone} | elsewhere.keys() - wholes.keys()
+        moved = iter(self._settle([m for m, _root in given if m.untyped_storage()._cdata in moving], there))
+        mirrors = [next(moved) if m.untyped_storage()._cdata in moving else m for m, _root in given]
+        if before != now:
+            if not state:
+                self.executors[before]._exchange()
+            there._ask("set_state", 0, state[0])
+            self._generator = now
+        return mirrors, [m if m in there._mirrors else _on(wholes[m.untyped_storage()._cdata], m) for m in mirrors]
+
+    def _brought(self, values: Sequence[torch.Tensor], there: RemoteExecutor) -> dict[int, torch.Tensor]:
+        """Copies there of the storages of these, by what those are. What has none yet crosses, in one message each."""
+        worker = self.executors.index(there)
+        found: dict[int, torch.Tensor] = {}
+        owners: dict[Any, list[torch.Tensor]] = {}
+        for value in values:
+            owner = self._owner(value)
+            copy = self._copies.of(value, owner).get(worker)
+            if copy is None:
+                owners.setdefault(owner, []).append(value)
+            else:
+                found[value.untyped_storage()._cdata] = copy
+        for owner, missing in owners.items():
+            nbytes = sum(value.untyped_storage().nbytes() for value in missing)
+            self.moves[self.executors.index(owner), worker] += nbytes
+            for value, whole in zip(missing, there.take_from(owner, missing), strict=True):
+                self._copies.add(value, owner, worker, whole)
+                found[value.untyped_storage()._cdata] = whole
         return found
 
     def _moved(self, values: Sequence[torch.Tensor], owner: Any, there: RemoteExecutor) -> list[torch.Tensor]:
         if owner is self._waiting:
             return there.adopt(self._waiting.fetch(values))
-        nbytes = sum(value.untyped_storage().nbytes() for value in values)
-        self.moves[self.executors.index(owner), self.executors.index(there)] += nbytes
-        found = super()._moved(values, owner, there)
-        for value, whole in zip(values, found, strict=True):
+        found = self._brought(values, there)
+        wholes = [found[value.untyped_storage()._cdata] for value in values]
+        for value, whole in zip(values, wholes, strict=True):
+            self._copies.end(value, owner)
             owner.hand_over(value.untyped_storage(), there, whole.untyped_storage())
-        return found
+        return wholes
 
     def _copy(self, value: torch.Tensor, there: RemoteExecutor) -> torch.Tensor:
         if self._owner(value) is self._waiting:

@@ -81,6 +81,12 @@ class SharedStorages(Executor):
                 if at in self._brought:
                     there._brought[at] = self._brought.pop(at)
 
+    def keep_apart(self, mirror: torch.UntypedStorage) -> None:
+        """No memory here shares a storage: it is a copy of another executor's."""
+        for at, (tied, _death) in list(self._homes.items()):
+            if tied._cdata == mirror._cdata:
+                del self._homes[at]
+
     def home(self, memory: torch.UntypedStorage) -> int:
         mirror = self._mirror_of(memory)
         return memory._cdata if mirror is None else mirror._cdata

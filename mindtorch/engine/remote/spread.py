@@ -14,7 +14,7 @@ from ...base.errors import MaterializationError, UsageError
 from ..execute.base import Executor
 from ..execute.machine import Machine
 from ..record.arguments import tensors_in
-from .client import RemoteExecutor
+from .client import RemoteExecutor, Settled
 from .mirrors import META, view
 from .one_thread import one_thread_at_a_time
 
@@ -42,7 +42,8 @@ class SpreadExecutor(Executor):
         self._holders: tuple[Any, ...] = self.executors  # of values
         self.device, self.place, self.count = found[0].device, META, len(found)
         for executor in found:
-            executor.settle_here = functools.partial(self._settle, there=executor)
+            executor.settle_here = functools.partial(self.settle, there=executor)
+            executor.changes_here = None
 
     @property
     def stats(self) -> dict[str, Any]:
@@ -83,6 +84,14 @@ class SpreadExecutor(Executor):
     def _parts(self, segment: Any) -> Iterable[tuple[int, Any]]:
         """(index of an executor, a part of the segment), in the order in which they run."""
         return segment.parts()
+
+    def settle(
+        self, given: Sequence[tuple[torch.Tensor, int]], written: Sequence[int], there: RemoteExecutor
+    ) -> Settled:
+        """Let ``there`` have what a part of a segment is given: (mirror, slot of its storage) of each. written: the
+        slots that it writes. Returns mirrors of the same values, and what the part reads of each."""
+        found = self._settle([mirror for mirror, _root in given], there)
+        return found, found
 
     def _settle(self, mirrors: Sequence[torch.Tensor], there: RemoteExecutor) -> list[torch.Tensor]:
         """The same values, on storages that ``there`` has from now on, with all that shares those."""
