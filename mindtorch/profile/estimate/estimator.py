@@ -64,7 +64,7 @@ from mindtorch.profile.measure.iterations import from_end_to_end
 from mindtorch.profile.measure.run import Run
 from mindtorch.profile.report.forecast import Forecast
 from mindtorch.profile.report.recording import STAGES, Places, Recording, Repeated, Stage, furthest, of_the_loop
-from mindtorch.profile.report.rows import CALLS, PHASE, SIG, as_table, grouped
+from mindtorch.profile.report.rows import CALLS, PHASE, SIG, as_table, grouped, told_as
 
 #: How unknown values decide sizes, and in which operations.
 _SIZED = {
@@ -325,15 +325,17 @@ class Estimator(Run):
         repeated = None
         if count and self._forecast:
             table, launching = self._times(found, at[(at >= since) & (at < until)], reads)
-            repeated = Repeated(count, grouped(table, SIG, PHASE), launching)
+            repeated = Repeated(count, grouped(told_as(table), SIG, PHASE), launching)
         peak_bytes = max(found.peak(first, last) for first, last in stretches)
         by_line = reads_of(self.marks, self.iterations.began, stretches)
         self.stages[stage] = Stage(
             rows, 0, entries, peak_bytes, Places(len(at)), reads=by_line, launched=launched, repeated=repeated
         )
         self.peaks = found.peaks_by("module", stretches)
-        by_phase = found.peaks_by("phase", stretches)
-        self.phase_peaks = [by_phase.get(i, 0) for i in range(len(context.PHASES))]
+        self.phase_peaks = [0] * len(context.PHASES)
+        for phase, most in found.peaks_by("phase", stretches).items():
+            phase = context.read_as(phase)
+            self.phase_peaks[phase] = max(self.phase_peaks[phase], most)
 
     def _times(self, found: MemoryTimeline, at: Any, reads: Any) -> tuple[Any, Mapping[int, float]]:
         """The table of the calls at these positions, with the waits of the device; what the host takes, by phase."""
