@@ -101,6 +101,13 @@ def compared(before: Report, after: Report) -> dict[str, Any]:
         for table in ("rows", "modules"):
             assert sum(row[name]["difference"] for row in found[table]) == totals[name]["difference"], (name, table)
     assert sum(row["params"]["difference"] for row in found["modules"]) == totals["params"]["difference"]
+    whole = {row["phase"]: row for row in found["phases"] if not row["part"]}
+    for name in ("ops", "flops", "macs"):
+        assert sum(row[name]["difference"] for row in whole.values()) == totals[name]["difference"], name
+        for phase in {row["phase"] for row in found["phases"] if row["part"]}:
+            of_phase = whole[phase][name]["difference"] if phase in whole else 0
+            parts = [row for row in found["phases"] if row["part"] and row["phase"] == phase]
+            assert sum(row[name]["difference"] for row in parts) == of_phase, (phase, name)
     for table in ("memory", "held"):
         assert sum(row["difference"] for row in found[table]) == totals["peak"]["difference"], table
     if found["mode"] == "estimate":
@@ -128,7 +135,7 @@ def forward(found: dict[str, Any]) -> set[tuple[str, str, str, str]]:
 
 
 def changes_nothing(found: dict[str, Any]) -> bool:
-    return not (found["rows"] or found["modules"] or found["held"])
+    return not (found["rows"] or found["modules"] or found["held"] or found["phases"])
 
 
 def test_C5_the_same_program_has_no_difference(run: Run) -> None:
@@ -162,6 +169,18 @@ def test_C5_one_more_layer_is_new_and_the_others_are_the_same(run: Run) -> None:
     back = compared(after, before)
     assert {row["module"] for row in back["modules"] if row["what"] == "removed"} == new
     assert all(row["what"] == "removed" for row in back["rows"] if row["module"] in new)
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_C5_what_a_run_evaluates_beside_training_is_a_part_of_its_phase(run: Run, back: bool) -> None:
+    evaluates = "    optimizer.step()\n    with torch.no_grad():\n        net(torch.randn(8, 16))\n"
+    before, after = run(PROGRAM, "one"), run(edited(("    optimizer.step()\n", evaluates)), "two")
+    rows = compared(*((after, before) if back else (before, after)))["phases"]
+    assert [(row["phase"], row["part"], row["what"]) for row in rows] == [
+        ("forward", "", "changed"), ("forward", "inference", "removed" if back else "new"),
+        ("other", "", "changed"),  # more inputs are drawn
+    ]  # fmt: skip
+    assert rows[0]["flops"]["difference"] == rows[1]["flops"]["difference"] != 0, "the rest is the same"
 
 
 def test_C5_a_module_with_another_name_is_the_same(run: Run) -> None:

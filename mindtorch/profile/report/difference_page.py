@@ -67,6 +67,15 @@ def contents(difference: Mapping[str, Any]) -> dict[str, Any]:
         "most": _most(difference),
         "renamed": _renamed(difference)[:ROWS],
         "held": _table(difference["held"], ("category", "file", "line", "before", "after"), ("category",), ()),
+        "phases": _table(
+            [
+                {**row, "module": "", "category": row["part"] or row["phase"], "phase": row["part"] and row["phase"]}
+                for row in difference["phases"]
+            ],
+            ("category", "phase", "what"),
+            ("category", "phase", "what"),
+            _SHOWN,
+        ),
         "modules": _table(
             [row for row in difference["modules"] if _figures(row)],
             ("class", "what"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mindtorch._ext import context
 from mindtorch._ext.signals import by_signal_handler
 from mindtorch.graph.structure import INFERENCE, find_parts
-from mindtorch.profile.report.columns import PHASES, Sums, sums, values
+from mindtorch.profile.report.columns import PHASES, REST, Sums, sums, values
 
 if TYPE_CHECKING:
     from mindtorch.graph.patterns import Flows
@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from mindtorch.profile.report.recording import Recording
     from mindtorch.profile.report.rows import Row
 
-__all__ = ["REST", "part_rows"]
+__all__ = ["part_rows"]
 
-REST = "the rest"
 _IN_ORDER = ("data", "prefill", "decode", "forward", "backward", "optimizer", "other")  # as the phases of a report
 _FORWARD = context.PHASES.index("forward")
 _GENERATING = {context.PHASES.index(name) for name in ("prefill", "decode")}
