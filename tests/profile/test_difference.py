@@ -171,18 +171,6 @@ def test_C5_one_more_layer_is_new_and_the_others_are_the_same(run: Run) -> None:
     assert all(row["what"] == "removed" for row in back["rows"] if row["module"] in new)
 
 
-@pytest.mark.parametrize("back", [False, True])
-def test_C5_what_a_run_evaluates_beside_training_is_a_part_of_its_phase(run: Run, back: bool) -> None:
-    evaluates = "    optimizer.step()\n    with torch.no_grad():\n        net(torch.randn(8, 16))\n"
-    before, after = run(PROGRAM, "one"), run(edited(("    optimizer.step()\n", evaluates)), "two")
-    rows = compared(*((after, before) if back else (before, after)))["phases"]
-    assert [(row["phase"], row["part"], row["what"]) for row in rows] == [
-        ("forward", "", "changed"), ("forward", "inference", "removed" if back else "new"),
-        ("other", "", "changed"),  # more inputs are drawn
-    ]  # fmt: skip
-    assert rows[0]["flops"]["difference"] == rows[1]["flops"]["difference"] != 0, "the rest is the same"
-
-
 def test_C5_a_module_with_another_name_is_the_same(run: Run) -> None:
     text = edited(("self.norm =", "self.normalize ="), ("self.norm(x)", "self.normalize(x)"))
     found = compared(run(PROGRAM, "one"), run(text, "two"))

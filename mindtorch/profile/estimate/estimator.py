@@ -332,10 +332,8 @@ class Estimator(Run):
             rows, 0, entries, peak_bytes, Places(len(at)), reads=by_line, launched=launched, repeated=repeated
         )
         self.peaks = found.peaks_by("module", stretches)
-        self.phase_peaks = [0] * len(context.PHASES)
-        for phase, most in found.peaks_by("phase", stretches).items():
-            phase = context.read_as(phase)
-            self.phase_peaks[phase] = max(self.phase_peaks[phase], most)
+        by_phase = found.peaks_by("phase", stretches)
+        self.phase_peaks = [by_phase.get(i, 0) for i in range(len(context.PHASES))]
 
     def _times(self, found: MemoryTimeline, at: Any, reads: Any) -> tuple[Any, Mapping[int, float]]:
         """The table of the calls at these positions, with the waits of the device; what the host takes, by phase."""

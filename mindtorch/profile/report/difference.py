@@ -15,15 +15,14 @@ from typing import Any
 from mindtorch.base.errors import UsageError
 from mindtorch.profile.report import matching
 from mindtorch.profile.report.between_ops import between
-from mindtorch.profile.report.columns import REST
 from mindtorch.profile.report.from_file import check
-from mindtorch.profile.report.step_times import STEPS, busy, figure, of_steps, timed
+from mindtorch.profile.report.phase_differences import differing
+from mindtorch.profile.report.step_times import SHARED, STEPS, busy, figure, of_steps, timed
 
 #: Of the dict that `compare` makes, as `export.SCHEMA_VERSION` is of a report.
 DIFFERENCE_VERSION = 1
 #: Counts of a row.
 COUNTS = ("ops", "flops", "macs", "bytes")
-SHARED = 2.5e-9  #: seconds: an estimate gives each line its share of the waiting in whole nanoseconds
 
 _HALF = 0.5  # of a step's difference
 _MACHINE = "the same operations took a different time: that may be the machine, as the noise between runs is unknown"
@@ -66,7 +65,7 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], names: tuple[st
         "totals": _totals(before, after, times),
         "memory": _kinds_of_memory(before, after),
         "held": _held(before, after, join),
-        "phases": _phases(before, after),
+        "phases": differing(before, after, _sized(before)),
         "modules": _modules(before, after, join, rows),
         "renamed": join.renamed(),
         "detail": _detail(before, after, join, rows),
@@ -192,31 +191,6 @@ def _peak(report: Mapping[str, Any]) -> int:
     """That which the kinds of memory add up to, where they are known."""
     found: int = (report.get("memory") or report["totals"])["peak_bytes"]
     return found
-
-
-def _phases(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Phases that differ, in their order, each before those of its parts that do; part: empty for the whole phase."""
-    fields = {"ops": "ops", "flops": "flops", "macs": "macs"} | ({"time": "time_s"} if _sized(before) else {})
-    found: dict[tuple[str, str], list[Mapping[str, Any] | None]] = {}
-    parted = [{row["phase"] for row in report.get("parts", ())} for report in (before, after)]
-    order = list(dict.fromkeys(row["name"] for report in (after, before) for row in report["phases"]))
-    for side, report in enumerate((before, after)):
-        for row in report["phases"]:
-            found.setdefault((row["name"], ""), [None, None])[side] = row
-            if row["name"] in parted[not side] - parted[side]:
-                found.setdefault((row["name"], REST), [None, None])[side] = row
-        for row in report.get("parts", ()):
-            found.setdefault((row["phase"], row["name"]), [None, None])[side] = row
-    rows = []
-    for (phase, part), (old, new) in sorted(
-        found.items(), key=lambda item: (order.index(item[0][0]), item[0][1] != "")
-    ):
-        figures = {name: figure(*(row[key] if row else 0 for row in (old, new))) for name, key in fields.items()}
-        rounding = {"time": SHARED * max(figures["ops"]["before"], figures["ops"]["after"])}
-        if any(abs(each["difference"]) > rounding.get(name, 0) for name, each in figures.items()):
-            what = "new" if old is None else "removed" if new is None else "changed"
-            rows.append({"phase": phase, "part": part, "what": what, **figures})
-    return rows
 
 
 def _step_times(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any] | None:

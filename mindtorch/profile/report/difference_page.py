@@ -14,9 +14,9 @@ from mindtorch.base.document import document
 from mindtorch.base.formats import atomic
 from mindtorch.profile.report import flame_boxes, stacks
 from mindtorch.profile.report.conditions import where
-from mindtorch.profile.report.difference import SHARED
 from mindtorch.profile.report.flame_boxes import short
 from mindtorch.profile.report.repeated_rows import folded, total
+from mindtorch.profile.report.step_times import SHARED
 
 #: What a page has at most, so that it stays small whatever differs: rows of each table.
 ROWS = 1500
