@@ -74,7 +74,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--forms", type=int, default=2, help="programs for each form of a pattern (tests/patterns)")
     parser.addoption("--lines", type=int, default=19, help="interrupt at every n-th line (tests/remote)")
     parser.addoption("--first-fault", type=int, default=0, help="number of the first fault (tests/cluster)")
-    parser.addoption("--faults", type=int, default=4, help="number of workers to kill or stop (tests/cluster)")
+    parser.addoption("--faults", type=int, default=4, help="number of faults to make (tests/cluster)")
+    parser.addoption(
+        "--fault-kind", action="append", default=[], help="only faults of this kind (tests/cluster); may be repeated"
+    )
     parser.addoption("--messages", type=int, default=2000, help="mutated messages to an executor (tests/remote)")
     parser.addoption(
         "--conformance",
