@@ -98,7 +98,7 @@ def unwritten(plan: Plan) -> dict[int, int]:
 
 
 def without_values(answers: Sequence[Any]) -> list[Any]:
-    """The answers of a reply that there is no memory for: all but the values that were read, which can be read again."""
+    """The answers of a reply that there is no memory for, without the values that were read: they can be read again."""
     return [
         ("memory", f"no memory for a reply with {len(each[-1]):,} bytes")
         if isinstance(each, tuple) and each and each[0] in ("values", "bytes")
