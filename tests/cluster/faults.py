@@ -293,7 +293,7 @@ class Faults:
                 for timer in timers:
                     timer.cancel()
                     timer.join()
-                forgotten()
+                forgotten(*(FIRST, SECOND)[: len(executors)])
                 after()
         finally:
             for timer in timers:
@@ -301,7 +301,7 @@ class Faults:
                 timer.join()
             for worker in executors:
                 worker.close()
-            forgotten()
+            forgotten(FIRST)
         return ended
 
     def _took(self, kind: str, began: float) -> None:
@@ -312,11 +312,10 @@ def executor_lost(executors: Sequence[RayExecutor]) -> bool:
     return any(executor._lost is not None for executor in executors)
 
 
-def forgotten() -> None:
+def forgotten(*places: str) -> None:
     """What was lost besides is told here, not to what comes next."""
-    while True:
-        with contextlib.suppress(mindtorch.MaterializationError):
-            torch.ones(1, device=FIRST).item()
-            return
-        if isinstance(mindtorch.get_executor(), mindtorch.SpreadExecutor):
-            return  # its sessions are over
+    for place in places:
+        for _ in range(20):
+            with contextlib.suppress(mindtorch.MaterializationError):
+                torch.ones(1, device=place).item()
+                break

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 
 import pytest
 
-from mindtorch.cluster import nodes
+from mindtorch.cluster import nodes, private_cluster
 
 from .blows import outside
 
@@ -26,10 +25,7 @@ mindtorch.disconnect()
 @pytest.mark.whole
 def test_R2_a_program_computes_through_rays_client_server() -> None:
     """Also copies between workers, and values of more than one part. Nothing else is written."""
-    ports = []
-    for _ in range(2):
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            ports.append(server.getsockname()[1])
+    ports = [port for port in range(9500, 9999) if not private_cluster.answers("127.0.0.1", port)][:2]
     with nodes.started(port=ports[0], cpus=2, more=[f"--ray-client-server-port={ports[1]}"]) as node:
         variables = {
             "RAY_AUTH_TOKEN": node.token, "GENIE_EXECUTOR": "ray", "GENIE_WORKERS": "2",

@@ -45,6 +45,7 @@ def small() -> Iterator[Callable[[int], None]]:
         yield limit
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("nbytes", [63 * MiB, 64 * MiB, 64 * MiB + 4, 200 * MiB])
 def test_R4_an_upload_without_memory_fails_by_itself(small: Callable[[int], None], nbytes: int) -> None:
     """Asked for first, or not; what was there stays, and the same tensor crosses once there is memory."""
@@ -68,6 +69,7 @@ def test_R4_an_upload_without_memory_fails_by_itself(small: Callable[[int], None
     assert again.int().sum().item() == nbytes // 4 and (x + 1).sum().item() == 55
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("nbytes", [4, 1 * MiB, 8 * MiB, 8 * MiB + 4])
 def test_R4_a_message_is_read_where_there_is_no_memory_for_what_it_asks_for(
     small: Callable[[int], None], nbytes: int
@@ -87,6 +89,7 @@ def test_R4_a_message_is_read_where_there_is_no_memory_for_what_it_asks_for(
     assert (big.to(LAZY) + 1).sum().item() == nbytes // 2 and (x * 2).sum().item() == 90
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("length", [1, 300])
 def test_R4_a_plan_is_read_where_there_is_no_memory_to_run_it(small: Callable[[int], None], length: int) -> None:
     x = torch.arange(10.0).to(LAZY)
@@ -151,13 +154,13 @@ def test_R4_whatever_there_is_too_little_memory_for_the_session_goes_on(small: C
         return [x.sum().item(), x[77].item(), *x[::100_000].tolist()]
 
     expected, failed = program("cpu"), 0
-    for more in range(-6, 40, 2):
+    for more in range(-6, 40, 5):
         small(more * MiB)
         try:
             assert program(LAZY) == expected
         except torch.OutOfMemoryError:
             failed += 1
-    assert 0 < failed < 23
+    assert 0 < failed < 10
     small(4 << 30)
     assert program(LAZY) == expected
 
