@@ -41,7 +41,7 @@ class Actor:
             sys.path[:] = [*path, *given]
         from ..base import config
         from ..engine.remote.child import serving
-        from ..engine.remote.out_of_memory import SetAside
+        from ..engine.remote.set_aside import SetAside
 
         self._folders = config.worker_files() if path is None else ["/"]
         self._memory = SetAside.of_a_process()

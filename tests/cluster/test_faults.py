@@ -62,6 +62,7 @@ def test_R4_faults_at_any_time_give_the_right_numbers_or_one_error(
     print(dict(sorted(ends.items())), {kind: round(seconds, 1) for kind, seconds in faults.longest.items()})
 
 
+@pytest.mark.whole
 def test_R2_connecting_and_disconnecting_leaves_nothing_behind(
     pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import mindtorch
-from mindtorch.engine.remote import out_of_memory
+from mindtorch.engine.remote import set_aside
 from mindtorch.engine.remote.pipe import PipeExecutor
 from mindtorch.engine.remote.wire import dumps
 
@@ -19,7 +19,7 @@ from ..executors import greeted, using
 
 LAZY = "remote_accelerator:0"
 MiB = 1 << 20
-FOR_MESSAGES = out_of_memory._NBYTES
+FOR_MESSAGES = set_aside._NBYTES
 pytestmark = pytest.mark.usefixtures("nothing_pending")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..._ext.frames import Stream
-from .out_of_memory import ENDED, SetAside, without_values
+from .set_aside import ENDED, SetAside, without_values
 from .wire import dumps
 from .worker import Worker
 

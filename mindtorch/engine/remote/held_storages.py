@@ -16,9 +16,9 @@ from ...base import mapped_memory
 from ...base.strides import known_extent
 from .checks import Checks
 from .mirrors import view
-from .out_of_memory import SetAside, is_out_of_memory
 from .results import as_bytes, contents, filled, on_device, reserved
 from .sent_contents import digest_of
+from .set_aside import SetAside, is_out_of_memory
 from .wire import WireError
 
 __all__ = ["Failed", "HeldStorages", "Poisoned"]

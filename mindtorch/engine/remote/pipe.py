@@ -15,8 +15,8 @@ from typing import Any
 from ..._ext.frames import Stream
 from ...base.errors import SessionLost
 from .client import RemoteExecutor
-from .out_of_memory import ENDED
 from .progress import Progress
+from .set_aside import ENDED
 
 __all__ = ["Child", "PipeExecutor", "StreamExecutor"]
 

@@ -26,10 +26,10 @@ from .chosen_passes import PASSES
 from .definitions import Definition
 from .held_storages import Failed, HeldStorages, Poisoned
 from .mirrors import view
-from .out_of_memory import OUT_OF_MEMORY, SetAside, is_out_of_memory, kind_of, unwritten
 from .plan_calls import filled_in, make_ready, results_of
 from .plans import Plan
 from .results import as_bytes, contents, taken_apart
+from .set_aside import OUT_OF_MEMORY, SetAside, is_out_of_memory, kind_of, unwritten
 from .wire import WireError, dumps, loads
 
 __all__ = ["Worker"]
