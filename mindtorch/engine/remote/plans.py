@@ -175,6 +175,11 @@ class Plan:
         self._stale.clear()
         return repeats
 
+    def did_not_run(self) -> None:
+        """What was made ready may be of another run than the last that came to its end."""
+        self._sizes_are_new = True
+        self.ready.steps[:] = [None] * len(self.steps)
+
     def maker(self, value: int) -> Step | None:
         """The call that makes a value; None for what is there before."""
         k = bisect.bisect_right(self._firsts, value) - 1
