@@ -12,7 +12,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,6 +27,9 @@ from .one_thread import one_thread_at_a_time
 from .pending_uploads import Waiting
 from .reads import plain_bytes
 from .spread import SpreadExecutor, _on
+
+if TYPE_CHECKING:
+    from ..._ext.encoder import Encoded
 
 __all__ = ["PlacingExecutor", "Plan", "tell", "told"]
 
@@ -239,9 +242,13 @@ class PlacingExecutor(SpreadExecutor):
         found = super()._settle(mirrors, there)
         if not state:
             self.executors[before]._exchange()
-        there._ask("set_state", 0, state[0])
+        there.set_generator_state(0, plain_bytes(state[0]))
         self._generator = now
         return found
+
+    def settle_written(self, encoded: Encoded, there: RemoteExecutor) -> None:
+        self._draws = False  # the generator stays: it is told its state
+        super().settle_written(encoded, there)
 
     def _moved(self, values: Sequence[torch.Tensor], owner: Any, there: RemoteExecutor) -> list[torch.Tensor]:
         if owner is self._waiting:
@@ -254,7 +261,7 @@ class PlacingExecutor(SpreadExecutor):
         return found
 
     def _copy(self, value: torch.Tensor, there: RemoteExecutor) -> torch.Tensor:
-        if self._owner(value) is self._waiting:
+        if self.owner(value) is self._waiting:
             copied = self._waiting.copied_storage(value)
             return _on(there.adopt(self._waiting.fetch([copied]))[0], value)
         return super()._copy(value, there)
@@ -276,12 +283,12 @@ class PlacingExecutor(SpreadExecutor):
         return made
 
     # ---- generators --------------------------------------------------------------------------------------------------
-    def _drawing(self, index: int) -> RemoteExecutor:
+    def drawing(self, index: int) -> RemoteExecutor:
         return self._at(index or self._generator)
 
     def generators(self) -> tuple[int | None, dict[int, torch.Tensor]]:
         seed, states = super().generators()
-        first = self._drawing(0).generators()[1]
+        first = self.drawing(0).generators()[1]
         return seed, {**states, **{k: state for k, state in first.items() if k == 0}}
 
 

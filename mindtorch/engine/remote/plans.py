@@ -160,7 +160,7 @@ class Plan:
         What was made ready is put right, or forgotten.
         """
         repeats = not self.has_new_sizes()
-        if repeats and (in_use := passes.in_use()) is not self._in_use:  # made ready by others
+        if repeats and (in_use := (passes.in_use(), passes.native_prover())) != self._in_use:  # made ready by others
             self.ready.steps[:] = [None] * len(self.steps)
             self._in_use = in_use
         if not repeats:

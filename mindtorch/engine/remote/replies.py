@@ -74,8 +74,8 @@ def _ran(encoded: Encoded, answer: Any, timed: bool, known: Known) -> None:
     are("run", answer, (list, list, list, list, list, int, tuple))
     failures, corrections, times, without, lost, idle, otherwise = answer
     n = len(encoded)
-    are("calls that passes changed", otherwise, (int, int, int))
-    for count, most in zip(otherwise, (n + 1, n + 1, _MOST_NUMBER), strict=True):
+    are("calls that passes changed", otherwise, (int, int, int, int))
+    for count, most in zip(otherwise, (n + 1, n + 1, _MOST_NUMBER, n + 1), strict=True):
         within("what passes changed", count, most)
     within("records that did not run", idle, n + 1)
     if len(times) != (n if timed else 0):

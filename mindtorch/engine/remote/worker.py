@@ -136,7 +136,8 @@ class Worker(HeldStorages):
         Answers (failures, corrections, times, failed, lost, idle, otherwise): (record, number, kind of error, text);
         what came otherwise than predicted; where ``timed`` (start, end) of each record in ns, None for those that did
         not run; (output, failure's number); (record, failure's number, storage's) of what was not written; how many
-        records did not run, or failed; and (calls by a shorter way, calls in place, their bytes).
+        records did not run, or failed; and (calls by a shorter way, calls in place, their bytes,
+        calls without Python).
         """
         plan = self._plans[number]
         plan.change(positions, changed)
