@@ -11,7 +11,7 @@ cimport cython
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 
-from mindtorch._ext.context cimport PHASE_CANDIDATE, PHASE_COUNT, PHASE_FORWARD
+from mindtorch._ext.context cimport PHASE_CANDIDATE, PHASE_COUNT, PHASE_FORWARD, PHASE_INFERENCE
 from mindtorch._ext.growing cimport number_at
 from mindtorch._ext.lazy cimport handle_of
 from mindtorch._ext.signature cimport PyObject_TypeCheck, PyTypeObject
@@ -321,6 +321,7 @@ cdef class Balance:
             raise IndexError(f"[phase_peak] expected a phase in 0..{PHASE_COUNT - 1}, got {phase}")
         if phase == PHASE_FORWARD:
             self.settle(PHASE_CANDIDATE, PHASE_FORWARD)         # a stage ended before that was known
+            self.settle(PHASE_INFERENCE, PHASE_FORWARD)
         return self.phase_peaks[<uint32_t> phase]
 
     @property

@@ -17,7 +17,8 @@ cdef enum Phase:
     PHASE_DECODE = 5
     PHASE_DATA = 6
     PHASE_CANDIDATE = 7        # a call that may turn out to be a prefill: see generation.py. Reads as forward
-    PHASE_COUNT = 8
+    PHASE_INFERENCE = 8        # an outermost call without gradients that is no step of a generation. Reads as forward
+    PHASE_COUNT = 9
 
 cdef enum Transition:
     MODULE_ENTER = 0

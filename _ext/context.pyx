@@ -108,6 +108,7 @@ if mt_setup() != 0:
 PHASES = ("other", "forward", "backward", "optimizer", "prefill", "decode", "data")    # as the enum Phase
 
 CANDIDATE = PHASE_CANDIDATE
+INFERENCE = PHASE_INFERENCE
 
 cdef enum:
     UNKNOWN = 2                                # of `between`: to be asked for
@@ -494,7 +495,7 @@ cdef uint8_t phase_of_call(PyObject **args, size_t n, PyObject *kwnames) noexcep
         given = tuple([<object> args[i] for i in range(1, n)])
         return phase_of(args[0], given, {name: <object> args[n + i] for i, name in enumerate(names)})
     except MemoryError:
-        return PHASE_FORWARD
+        return PHASE_INFERENCE
 
 
 cdef uint8_t phase_of(PyObject *module, tuple given, dict named) noexcept:
@@ -503,7 +504,7 @@ cdef uint8_t phase_of(PyObject *module, tuple given, dict named) noexcept:
         return <uint8_t> _enters_call(<object> module, given, named)
     except BaseException as error:             # a signal's: the program's next line is the first that can get it
         raise_soon(error)
-    return PHASE_FORWARD
+    return PHASE_INFERENCE
 
 
 cdef void call_ended(PyObject *module, PyObject *result) noexcept:
@@ -814,8 +815,13 @@ path_class = _paths.path_class
 path_count = _paths.path_count
 
 
+def read_as(phase):
+    """The index in `PHASES` of a phase: that of "forward" for what is told apart from it only within this package."""
+    return PHASE_FORWARD if phase == PHASE_CANDIDATE or phase == PHASE_INFERENCE else phase
+
+
 def phase_name(id):
-    return PHASES[PHASE_FORWARD if id == PHASE_CANDIDATE else id]
+    return PHASES[read_as(id)]
 
 
 def table_bytes():

@@ -20,6 +20,7 @@ class Step:
         value: Any = ...,
         skips: bool = ...,
     ) -> Step: ...
+    def put(self, position: int, value: Any) -> None: ...
 
 @final
 class Form:

@@ -58,6 +58,11 @@ cdef class Step:
         free(self.argv)
         free(self.places)
 
+    def put(self, Py_ssize_t position, value):
+        """Another constant at a position among the arguments, where no input goes."""
+        self.held[position] = value
+        self.argv[position] = <PyObject *>value
+
     cdef object run(self, PyObject **inputs):
         cdef PyObject *argv[MOST_ARGUMENTS + 1]
         cdef uint32_t k

@@ -194,6 +194,8 @@ cdef class Stream:
         cdef char *place
         cdef size_t end
         while True:
+            if self.at == HEADER and self.body is None:
+                self._begin()          # where there is no memory for it, the next call tries again
             if self.at < HEADER:
                 place, end = self.head + self.at, HEADER
             else:
@@ -207,8 +209,6 @@ cdef class Stream:
                 raise EOFError("end of file")
             self.at += n
             self.moved += n
-            if self.at == HEADER and self.body is None:
-                self._begin()
             if self.body is not None and self.at == HEADER + self.length:
                 self.got[self.coming] = self.body
                 self.body = None

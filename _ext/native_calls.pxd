@@ -62,10 +62,13 @@ cdef inline void *tensor_in(PyObject *value) noexcept:
     return <void *>(<size_t>value & ~<size_t>1) if is_bare(value) else MT_ON(value)[0]
 
 
-# The Python object that stands for a slot's value from now on.
-cdef object object_of(Slot *slot)
+# The Python object that stands from now on for a value, which is held there; for a slot's.
+cdef object object_for(PyObject **where)
 
-# Give up what a slot held.
+cdef inline object object_of(Slot *slot):
+    return object_for(&slot.concrete)
+
+# Give up a value.
 cdef void release(PyObject *value) noexcept
 
 

@@ -37,8 +37,8 @@ def start(size_t call, size_t give_up, size_t wrap, long at, uint64_t plain, uin
     caller, releaser = <mt_caller>call, <mt_releaser>give_up
 
 
-cdef object object_of(Slot *slot):
-    cdef PyObject *held = slot.concrete
+cdef object object_for(PyObject **where):
+    cdef PyObject *held = where[0]
     cdef void *tensor
     cdef PyObject *made
     if not is_bare(held):
@@ -46,8 +46,8 @@ cdef object object_of(Slot *slot):
     tensor = tensor_in(held)
     made = wrap_(&tensor, <PyObject *>tensor_class)
     result = <object>made
-    if slot.concrete == held:          # else a finalizer that ran meanwhile has asked for it, too: torch makes one
-        slot.concrete = made
+    if where[0] == held:               # else a finalizer that ran meanwhile has asked for it, too: torch makes one
+        where[0] = made
         releaser(tensor)
     else:
         Py_DECREF(result)

@@ -6,6 +6,8 @@ from .intern cimport OpInfo, SigS
 from .structs cimport Record
 from .tape cimport Tape, Vec
 
+cdef size_t often                     # times that a call has run when one is made that does without Python
+
 
 cdef class Segment:
     """Pending records, in program order, that one materialization runs."""

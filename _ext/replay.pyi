@@ -32,8 +32,7 @@ class Segment:
     def settle(
         self,
         values: dict[int, Any],
-        requests: list[Any],
-        entries: list[Any],
+        asked: list[tuple[list[Any], list[Any]]] | None = ...,
         writes: list[tuple[Any, Any]] | None = ...,
         states: dict[int, Any] | None = ...,
         ends: dict[int, Any] | None = ...,

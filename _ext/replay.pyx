@@ -31,7 +31,7 @@ cdef enum:
     MAX_ARGS = 64
 
 
-cdef size_t often = 200              # times that a call has run when a native one is made, which takes as long as 500
+often = 200                    # making one takes as long as 500 calls
 cdef uint64_t[4] otherwise           # calls made by a shorter way, results in an input's memory, bytes of those; native
 
 
@@ -715,13 +715,12 @@ cdef class Segment:
                     raise again(failure)       # else nobody would hear that something was not written
         return 0
 
-    def settle(self, dict values, list requests, list entries, list writes=None, object states=None,
-               dict ends=None):
+    def settle(self, dict values, list asked=None, list writes=None, object states=None, dict ends=None):
         """What stands for the values that are kept, by slot: the records have run, or will before anybody looks.
 
-        In the same step, so that no signal handler comes in between: ``entries``, which see to that, are put into
-        ``requests``; of ``writes``, pairs of plain tensors, the first ones get the numbers of the second; the
-        generators' ``states`` become ``ends``.
+        In the same step, so that no signal handler comes in between: of ``asked``, pairs of lists of requests, which
+        see to that, the first ones get those of the second; of ``writes``, pairs of plain tensors, the first ones get
+        the numbers of the second; the generators' ``states`` become ``ends``.
         """
         cdef Tape tape = self.tape
         cdef Record *r
@@ -746,7 +745,8 @@ cdef class Segment:
                     n = rec_outs(r, s)[i]
                     self._put(n, values.get(n))
                 self._finish(seq, r)
-            requests.extend(entries)
+            for pair in asked or ():
+                (<list>pair[0]).extend(<list>pair[1])
         finally:
             self._give_back()
             tape._advance_head()

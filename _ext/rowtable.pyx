@@ -3,7 +3,7 @@ cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from mindtorch._ext.context cimport PHASE_CANDIDATE, PHASE_FORWARD
+from mindtorch._ext.context cimport PHASE_CANDIDATE, PHASE_INFERENCE
 from mindtorch._ext.sizes cimport MT_ASSERT
 
 MT_ASSERT(sizeof(Row) == 40)
@@ -101,7 +101,7 @@ cdef class RowTable:
                 if old[i].calls:
                     r = old[i]
                     calls = 0 if r.sig and sig_ops[r.sig].is_run else r.calls
-                    phase = PHASE_FORWARD if r.phase == PHASE_CANDIDATE else r.phase
+                    phase = PHASE_INFERENCE if r.phase == PHASE_CANDIDATE else r.phase
                     found.append((r.sig, r.module, r.location, phase, calls, r.ns, r.nbytes))
         finally:
             free(old)

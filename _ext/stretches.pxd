@@ -5,7 +5,8 @@ As the two logs of storages, of a measured profile and of an estimate, understan
 from libc.stdint cimport uint8_t, uint32_t
 
 from mindtorch._ext.context cimport (
-    PHASE_BACKWARD, PHASE_CANDIDATE, PHASE_DECODE, PHASE_FORWARD, PHASE_OPTIMIZER, PHASE_PREFILL, differentiates,
+    PHASE_BACKWARD, PHASE_CANDIDATE, PHASE_DECODE, PHASE_FORWARD, PHASE_INFERENCE, PHASE_OPTIMIZER, PHASE_PREFILL,
+    differentiates,
 )
 
 cdef enum:
@@ -35,7 +36,7 @@ cdef inline Stretch stretch_of(uint8_t phase, uint32_t module) noexcept:
     """Where a storage is made, by the phase and the innermost module."""
     if phase == PHASE_FORWARD:
         return IN_CALL if module else BEFORE_BACKWARD
-    if phase == PHASE_CANDIDATE or phase == PHASE_PREFILL or phase == PHASE_DECODE:
+    if phase == PHASE_CANDIDATE or phase == PHASE_INFERENCE or phase == PHASE_PREFILL or phase == PHASE_DECODE:
         return IN_CALL if module else NO_STRETCH
     if phase == PHASE_BACKWARD:
         return IN_BACKWARD

@@ -144,6 +144,10 @@ def _tables(difference: Mapping[str, Any]) -> list[_Table]:
         _Entry(_where(same[0], same[0]["category"]) + _times(same), [("bytes", total(same))])
         for same in folded(difference["held"], ("category", "file", "line", "before", "after"))
     ]
+    phases = [
+        _Entry(", ".join(filter(None, (row["phase"], row["part"]))), _sum([row]), _what(row))
+        for row in difference["phases"]
+    ]
     modules = [
         _Entry(_where(rows[0]) + _times(rows), _sum(rows), f"{rows[0]['class']} {_what(rows[0])}".strip())
         for rows in folded(difference["modules"], ("class", "what"))
@@ -162,6 +166,7 @@ def _tables(difference: Mapping[str, Any]) -> list[_Table]:
         _Table("Totals", "", totals, True, True),
         _Table("Memory", "at the peak, by kind", kinds, True, True),
         _Table("Memory", "that differs, at the peak, by kind, module and line", held, True),
+        _Table("Phases", "and their parts, that differ", phases, whole=True),
         _Table("Modules", "that differ themselves, not only in their submodules", modules),
         _Table("Rows", "that differ, by module, op, phase and line", rows),
     ]

@@ -64,9 +64,7 @@ _WHOLE = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--whole", action="store_true", help="run every case, not only a sample; takes hours for all tests"
-    )
+    parser.addoption("--whole", action="store_true", help="run every case, not a sample; takes hours for all tests")
     parser.addoption("--programs", type=int, default=None, help="random programs to compare with eager")
     parser.addoption(
         "--torch-facts", choices=("slice", "full"), default="slice", help="names to rename in torch (test_torch_facts)"
@@ -74,7 +72,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--forms", type=int, default=2, help="programs for each form of a pattern (tests/patterns)")
     parser.addoption("--lines", type=int, default=19, help="interrupt at every n-th line (tests/remote)")
     parser.addoption("--first-fault", type=int, default=0, help="number of the first fault (tests/cluster)")
-    parser.addoption("--faults", type=int, default=4, help="number of workers to kill or stop (tests/cluster)")
+    parser.addoption("--faults", type=int, default=4, help="number of faults to make (tests/cluster)")
+    parser.addoption("--connects", type=int, default=2, help="number of connections to a cluster (tests/cluster)")
+    parser.addoption("--fault-kind", action="append", default=[], help="only such faults (tests/cluster)")
     parser.addoption("--messages", type=int, default=2000, help="mutated messages to an executor (tests/remote)")
     parser.addoption(
         "--conformance",

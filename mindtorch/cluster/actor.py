@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from typing import Any
 
 __all__ = ["PART", "Actor", "machine", "state_of"]
 
@@ -23,6 +24,7 @@ class Actor:
         self._come = bytearray()  # parts of a message whose last one has not come
         self._replies: dict[int, bytearray] = {}  # those that do not go with one call, until all of them has
         self._number = 0
+        self._memory: Any = None  # see `Worker`
         self._parcels: dict[int, bytes | bytearray | int] = {}  # see `Worker`
         self._folders: list[str] = []
 
@@ -39,9 +41,11 @@ class Actor:
             sys.path[:] = [*path, *given]
         from ..base import config
         from ..engine.remote.child import serving
+        from ..engine.remote.set_aside import SetAside
 
         self._folders = config.worker_files() if path is None else ["/"]
-        self._serve = serving(device, self._parcels, self._folders)
+        self._memory = SetAside.of_a_process()
+        self._serve = serving(device, self._memory, self._parcels, self._folders)
         if threads is not None:
             import torch
 
@@ -64,6 +68,7 @@ class Actor:
             reply = self._serve(whole)
         else:
             reply = self._serve(message)
+        self._memory.release()  # Ray needs it for the next message
         if len(reply) <= PART:
             return bytes(reply)
         self._number += 1

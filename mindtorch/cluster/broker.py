@@ -248,6 +248,7 @@ class Broker:
     def end(self, code: int = 0) -> None:
         """Nobody is there any more, or it is of no use."""
         self._ending.set()
+        threading.excepthook = lambda _args: None  # calls of Ray that this ends raise, and nobody listens
         closing = threading.Timer(10, os._exit, (1,))  # Ray's own threads may wait for what is gone
         closing.daemon = True
         closing.start()

@@ -33,6 +33,8 @@ def ended(error: Exception, process: int, node: str) -> str:
         found = re.search(r"([\d.]+[GM]B) used / ([\d.]+[GM]B) limit", text)
         of = f" ({found[1]} of {found[2]} used)" if found else ""
         return f"{who} was killed because its node was low on memory{of}"
+    if kind == "ActorUnavailableError" and "timed out" in text:
+        return f"{who} cannot be reached: the network to its node was cut, or the node has ended"
     if kind in ("ActorDiedError", "ActorUnavailableError", "WorkerCrashedError"):
         if "its node has died" in text or "node is dead" in text:
             return f"{who} ended because its node died"

@@ -18,7 +18,7 @@ from ..base.errors import MaterializationError, SessionLost, UsageError
 from ..base.resources import Resources
 from ..engine.execute import values
 from ..engine.remote.client import RemoteExecutor
-from ..engine.remote.exchange import Repeat
+from ..engine.remote.exchange import Repeat, no_memory
 from ..engine.remote.lineage import Lineage, Parcel
 from ..engine.remote.mirrors import view
 from ..engine.remote.one_thread import one_thread_at_a_time
@@ -130,15 +130,18 @@ class RayExecutor(StreamExecutor):
         self._line[-1].parcels.append(parcel)
         self._bring_parcel(parcel)  # it comes while the program goes on
 
-        def answer(failed: tuple[int, int] | None) -> None:
+        def answer(failed: tuple[int, int | str] | None) -> None:
             if failed is not None:
                 here, there = failed
+                self._epochs[0] = here
+                if isinstance(there, str):
+                    self._failures[here] = no_memory(f"no memory for {nbytes:,} bytes on the worker: {there}")
+                    return
                 self._hands_out = True
                 try:
                     self._failures[here] = other._failure(there)
                 finally:
                     self._hands_out = False
-                self._epochs[0] = here
 
         self._ask("take", number, nbytes, ticket, answer=answer)
         return made
@@ -168,11 +171,15 @@ class RayExecutor(StreamExecutor):
         self._take()
         message = self._line[-1]
         for number, ticket in zip(numbers, tickets, strict=True):
-            self._ask("give", number, ticket)
+            self._ask("give", number, ticket, answer=self._not_given)
         self._send_on()
         if message in self._line and not message.posted:
             self._exchange()  # the sides did not know each other yet
         return message
+
+    def _not_given(self, failed: tuple[int, str] | None) -> None:
+        if failed is not None:
+            self._failures[failed[0]] = no_memory(f"no memory on the worker to give a value to another: {failed[1]}")
 
     def _failure(self, number: int) -> MaterializationError:
         """Which it was, once all replies have come; 0: what this one gave has not arrived."""
@@ -277,7 +284,7 @@ class RayExecutor(StreamExecutor):
 
         return worker_files.put_together(tree, tensor)
 
-    def _missed(self, failed: tuple[int, int] | None) -> None:
+    def _missed(self, failed: tuple[int, int | str] | None) -> None:
         if failed is not None:
             self._failures[failed[0]] = MaterializationError("values from the worker's machine did not arrive")
 

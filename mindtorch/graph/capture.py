@@ -263,7 +263,7 @@ class Recorder(TorchDispatchMode):
     # ---- names -------------------------------------------------------------------------------------------------------
     def settled(self, phase: int, was: int) -> None:
         """Ops that were in the phase `was` were in the other one (numbers)."""
-        self.graph._phase = self.graph._phase.replace(bytes([was]), bytes([phase]))
+        self.graph._phase = self.graph._phase.replace(bytes([was]), bytes([_context.read_as(phase)]))
 
     def saw_root(
         self, root: torch.nn.Module, path: int, prefix: str = "", kept: MutableMapping[Any, str] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from .blows import ip, two_namespaces
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'mindtorch-genie[ray]'")
 GENIE = [sys.executable, "-m", "mindtorch"]
@@ -25,30 +28,15 @@ print(mindtorch.get_executor().stats["rebuilt"])
 """
 
 
-def ip(*args: str) -> None:
-    subprocess.run(["ip", *args], check=True, capture_output=True)
-
-
 @pytest.fixture
 def namespaces() -> Iterator[list[str]]:
-    """Two with a link between them: 10.77.8.1 and 10.77.8.2."""
-    names = [f"g{os.getpid()}{side}" for side in "ab"]
-    try:
-        ip("netns", "add", names[0])
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no network namespaces here: {error}")
-    try:
-        ip("netns", "add", names[1])
-        ip("link", "add", f"{names[0]}v", "type", "veth", "peer", "name", f"{names[1]}v")
-        for number, name in enumerate(names, 1):
-            ip("link", "set", f"{name}v", "netns", name)
-            ip("-n", name, "addr", "add", f"10.77.8.{number}/24", "dev", f"{name}v")
-            ip("-n", name, "link", "set", f"{name}v", "up")
-            ip("-n", name, "link", "set", "lo", "up")
+    """Those of `two_namespaces`."""
+    with contextlib.ExitStack() as stack:
+        try:
+            names = stack.enter_context(two_namespaces())
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"no network namespaces here: {error}")
         yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
 @pytest.mark.whole

@@ -166,6 +166,10 @@ def test_R4_what_ray_says_of_an_end_becomes_one_sentence() -> None:
     assert ray_errors.ended(lost, 7, "4d0d737680") == f"{who} ended because its node died"
     other = died("Worker exit type: INTENDED_USER_EXIT Worker exit detail: Exit code: 3.")
     assert ray_errors.ended(other, 7, "4d0d737680") == f"{who} ended with exit code 3"
+    text = "The actor is temporarily unavailable: RpcError: RPC error: recvmsg:Connection timed out rpc_code: 14"
+    cut = ray.exceptions.ActorUnavailableError(text, None)
+    reached = "cannot be reached: the network to its node was cut, or the node has ended"
+    assert ray_errors.ended(cut, 7, "4d0d737680") == f"{who} {reached}"
     raised = ValueError("first\nlast")
     unknown = "failed for a reason that mindtorch does not recognize: ValueError: last"
     assert ray_errors.ended(raised, 7, "4d0d737680") == f"{who} {unknown}"

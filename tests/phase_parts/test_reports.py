@@ -15,9 +15,9 @@ from mindtorch.profile import Profiler
 from mindtorch.profile.cost import targets
 from mindtorch.profile.estimate.estimator import Estimator
 from mindtorch.profile.report import columns, phase_parts
+from mindtorch.profile.report.columns import REST
 from mindtorch.profile.report.export import write_csv
 from mindtorch.profile.report.page import contents, page
-from mindtorch.profile.report.phase_parts import REST
 
 HOW = {"measured": lambda: Profiler(whole=True), "estimated": lambda: Estimator(target=targets.find("h100"))}
 
@@ -128,10 +128,47 @@ def test_L12_a_report_has_diffusion_steps_and_how_many(name, how):
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("name", [*NO_DENOISING, *NO_CHOOSING])
+@pytest.mark.parametrize("name", sorted({*NO_DENOISING, *NO_CHOOSING} - {"training, then denoising"}))
 def test_L12_a_report_of_a_program_that_only_looks_like_a_loop_has_no_parts(name, how):
     found, _ = report(how, (NO_DENOISING | NO_CHOOSING)[name])
     assert found["parts"] == []
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L12_calls_with_gradients_are_no_diffusion_steps(how):
+    trained, _ = report(how, NO_DENOISING["training"])
+    drawn, _ = report(how, DENOISING["DDIM"][0])
+    both, _ = report(how, NO_DENOISING["training, then denoising"])
+    expected = {row["phase"]: row for row in drawn["parts"] if row["name"] != REST}
+    for row in both["parts"]:
+        if row["name"] == "diffusion steps":
+            assert [row[key] for key in ("ops", "flops")] == [expected[row["phase"]][key] for key in ("ops", "flops")]
+    assert by_phase(both) == {"forward": {"diffusion steps": ["Net"]}, "other": {"diffusion steps": []}}
+    assert all(row["calls"] is None for row in both["parts"]), "those of Net are of both kinds"
+    (rest,) = (row for row in both["parts"] if (row["phase"], row["name"]) == ("forward", REST))
+    (forward,) = (row for row in trained["phases"] if row["name"] == "forward")
+    assert [rest[key] for key in ("ops", "flops")] == [forward[key] for key in ("ops", "flops")]
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_L12_what_a_trained_model_computes_without_gradients_is_inference(how, off):
+    def program():
+        model, other = Layers(words()), torch.nn.Linear(4, 8)
+        called(model, ids(), trains=True)
+        with off():
+            called(model, ids(), trains=False)
+            called(other, torch.randn(2, 4), trains=False)  # which the run does not train
+
+    found, _ = report(how, program)
+    (inside, rest) = (row for row in found["parts"] if row["phase"] == "forward")
+    assert (inside["name"], inside["modules"], inside["calls"], rest["name"]) == ("inference", ["Layers"], None, REST)
+    assert {row["phase"] for row in found["parts"]} == {"forward"}
+    trained, _ = report(how, lambda: called(Layers(words()), ids(), trains=True))
+    evaluated, _ = report(how, lambda: off()(called)(Layers(words()), ids(), trains=False))
+    assert trained["parts"] == evaluated["parts"] == []
+    of_training, of_evaluation = (row["flops"] for seen in (trained, evaluated) for row in seen["phases"][:1])
+    assert rest["flops"] == of_training + 2 * (2 * 2 * 4 * 8) and inside["flops"] == of_evaluation
 
 
 @pytest.mark.parametrize("how", HOW)

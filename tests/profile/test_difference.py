@@ -101,6 +101,13 @@ def compared(before: Report, after: Report) -> dict[str, Any]:
         for table in ("rows", "modules"):
             assert sum(row[name]["difference"] for row in found[table]) == totals[name]["difference"], (name, table)
     assert sum(row["params"]["difference"] for row in found["modules"]) == totals["params"]["difference"]
+    whole = {row["phase"]: row for row in found["phases"] if not row["part"]}
+    for name in ("ops", "flops", "macs"):
+        assert sum(row[name]["difference"] for row in whole.values()) == totals[name]["difference"], name
+        for phase in {row["phase"] for row in found["phases"] if row["part"]}:
+            of_phase = whole[phase][name]["difference"] if phase in whole else 0
+            parts = [row for row in found["phases"] if row["part"] and row["phase"] == phase]
+            assert sum(row[name]["difference"] for row in parts) == of_phase, (phase, name)
     for table in ("memory", "held"):
         assert sum(row["difference"] for row in found[table]) == totals["peak"]["difference"], table
     if found["mode"] == "estimate":
@@ -128,7 +135,7 @@ def forward(found: dict[str, Any]) -> set[tuple[str, str, str, str]]:
 
 
 def changes_nothing(found: dict[str, Any]) -> bool:
-    return not (found["rows"] or found["modules"] or found["held"])
+    return not (found["rows"] or found["modules"] or found["held"] or found["phases"])
 
 
 def test_C5_the_same_program_has_no_difference(run: Run) -> None:

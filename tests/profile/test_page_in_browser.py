@@ -234,7 +234,7 @@ def test_C5_page_of_a_difference_shows_its_totals_where_it_was_and_what_differs(
         assert last_row(document, table).startswith(f"all +{more} "), table
     assert last_row(document, "held-table") == f"all +{units.bytes_text(found['totals']['peak']['difference'])}"
     titles = texts(document, r"<h2[^>]*>(.*?)</h2>")
-    assert titles == ["Flame graph", "Memory", "Modules", "Rows", "The runs"]
+    assert titles == ["Flame graph", "Memory", "Phases", "Modules", "Rows", "The runs"]
     assert "flops>+1% holds" in texts(document, r'<p class="warned">(.*?)</p>')
     assert "new" in " ".join(texts(document, r'<table id="modules-table">(.*?)</table>'))
 

@@ -10,12 +10,23 @@ import pytest
 from hypothesis import strategies as st
 
 import mindtorch
-from tests.executors import using
+from mindtorch.engine.remote.placing import PlacingExecutor
+from tests.executors import Anywhere, using
 
 DEFAULT = 60
 
 
-@pytest.mark.parametrize("where", [mindtorch.LocalExecutor, mindtorch.LoopbackExecutor])
+def anywhere() -> mindtorch.Executor:
+    """Three workers, on which each record is anywhere."""
+    return Anywhere([mindtorch.LoopbackExecutor() for _ in range(3)])
+
+
+def placed() -> mindtorch.Executor:
+    """Three workers, each of which has memory for a part."""
+    return PlacingExecutor([mindtorch.LoopbackExecutor() for _ in range(3)], limit=1 << 12)
+
+
+@pytest.mark.parametrize("where", [mindtorch.LocalExecutor, mindtorch.LoopbackExecutor, anywhere, placed])
 def test_L14_random_programs_have_eager_s_bits_out_of_a_cache(
     where: Callable[[], mindtorch.Executor], programs: types.SimpleNamespace, pytestconfig: pytest.Config
 ) -> None:
@@ -40,4 +51,5 @@ def test_L14_random_programs_have_eager_s_bits_out_of_a_cache(
     with using(where()):
         run()
     counted = mindtorch.stats()
-    assert counted["cache_hits"] > counted["cache_misses"] / 4 > 0
+    # Where each part is anywhere, its second run is seldom where the values of the first one are.
+    assert counted["cache_hits"] > counted["cache_misses"] / (200 if where is anywhere else 4) > 0

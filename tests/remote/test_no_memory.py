@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import mindtorch
+from mindtorch.engine.remote import set_aside
 from mindtorch.engine.remote.pipe import PipeExecutor
 from mindtorch.engine.remote.wire import dumps
 
@@ -18,6 +19,7 @@ from ..executors import greeted, using
 
 LAZY = "remote_accelerator:0"
 MiB = 1 << 20
+FOR_MESSAGES = set_aside._NBYTES
 pytestmark = pytest.mark.usefixtures("nothing_pending")
 
 
@@ -34,14 +36,16 @@ def small() -> Iterator[Callable[[int], None]]:
 
         def limit(more: int) -> None:
             gc.collect()
-            executor.sync()
-            now = size()
             assert executor.process is not None
+            resource.prlimit(executor.process, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            executor.sync()  # now it holds what is set aside for messages
+            now = size()
             resource.prlimit(executor.process, resource.RLIMIT_AS, (now + more, resource.RLIM_INFINITY))
 
         yield limit
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("nbytes", [63 * MiB, 64 * MiB, 64 * MiB + 4, 200 * MiB])
 def test_R4_an_upload_without_memory_fails_by_itself(small: Callable[[int], None], nbytes: int) -> None:
     """Asked for first, or not; what was there stays, and the same tensor crosses once there is memory."""
@@ -50,7 +54,7 @@ def test_R4_an_upload_without_memory_fails_by_itself(small: Callable[[int], None
     big = torch.ones(nbytes // 4)
     why = f"no memory for {nbytes:,} bytes on the worker: ."
     for _ in range(3):  # what earlier tests left on the worker is room for more, once it is freed there
-        small(28 * MiB)  # messages of 8 MiB have to be read
+        small(FOR_MESSAGES + 28 * MiB)
         there = big.to(LAZY)
         with pytest.raises(mindtorch.MaterializationError) as raised:
             (there + 1).sum().item()
@@ -63,6 +67,102 @@ def test_R4_an_upload_without_memory_fails_by_itself(small: Callable[[int], None
     small(4 << 30)
     again = big.to(LAZY)
     assert again.int().sum().item() == nbytes // 4 and (x + 1).sum().item() == 55
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("nbytes", [4, 1 * MiB, 8 * MiB, 8 * MiB + 4])
+def test_R4_a_message_is_read_where_there_is_no_memory_for_what_it_asks_for(
+    small: Callable[[int], None], nbytes: int
+) -> None:
+    """In one part and in two. Each request fails by itself, at its line, and can be made again."""
+    x = torch.arange(10.0).to(LAZY)
+    assert x.sum().item() == 45
+    big = torch.ones(nbytes // 4)
+    small(-MiB)
+    there = big.to(LAZY)
+    with pytest.raises(torch.OutOfMemoryError, match=rf"no memory for {nbytes:,} bytes on the worker: ."):
+        (there + 1).sum().item()
+    with pytest.raises(torch.OutOfMemoryError, match=r"aten::mul.*test_no_memory\.py"):
+        (x * 2).sum().item()
+    assert x.tolist() == list(range(10)), "a small value is read"
+    small(4 << 30)
+    assert (big.to(LAZY) + 1).sum().item() == nbytes // 2 and (x * 2).sum().item() == 90
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("length", [1, 300])
+def test_R4_a_plan_is_read_where_there_is_no_memory_to_run_it(small: Callable[[int], None], length: int) -> None:
+    x = torch.arange(10.0).to(LAZY)
+    written = torch.zeros(10).to(LAZY)
+    assert x.sum().item() == 45 and written.sum().item() == 0
+
+    def run() -> torch.Tensor:
+        y = x
+        for k in range(length):
+            y = (y + k, y - k, y * 1, y / 1, y.neg().neg())[k % 5]
+        return y
+
+    expected = sum(range(10)) + 10 * sum((k if k % 5 == 0 else -k if k % 5 == 1 else 0) for k in range(length))
+    small(-MiB)
+    with pytest.raises(torch.OutOfMemoryError, match="for messages"):
+        run().sum().item()
+    with pytest.raises(torch.OutOfMemoryError, match="for messages"):
+        written.add_(1).sum().item()
+    assert written.tolist() == [0] * 10, "the program has been told"
+    small(4 << 30)
+    assert run().sum().item() == expected
+    assert (x.repeat_interleave(x.long()[:3].sum().item())).sum().item() == 135
+
+
+def test_R4_a_value_is_read_once_there_is_memory_to_send_it(small: Callable[[int], None]) -> None:
+    x, y = torch.ones(25 * MiB, device=LAZY), torch.arange(10.0).to(LAZY)
+    x += 1
+    assert y.sum().item() == 45 and x[5].item() == 2
+    small(FOR_MESSAGES + 20 * MiB)
+    with pytest.raises(torch.OutOfMemoryError, match="no memory on the worker to send a value"):
+        x.cpu()
+    with pytest.raises(torch.OutOfMemoryError, match="no memory on the worker to send a value"):
+        x.untyped_storage()
+    assert (y * 2).sum().item() == 90
+    small(4 << 30)
+    assert x.cpu().sum().item() == 50 * MiB
+
+
+def test_R4_a_value_is_read_once_the_program_has_memory_for_it(small: Callable[[int], None]) -> None:
+    """The reply stays where it is until then."""
+    x = torch.ones(50 * MiB, device=LAZY)
+    assert x[5].item() == 1
+    with open("/proc/self/statm") as file:
+        now = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + 30 * MiB, resource.RLIM_INFINITY))
+    try:
+        with pytest.raises(torch.OutOfMemoryError, match="no memory in the program"):
+            x.cpu()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert x.cpu().sum().item() == 50 * MiB and (x[:3] + 1).tolist() == [2, 2, 2]
+
+
+def test_R4_whatever_there_is_too_little_memory_for_the_session_goes_on(small: Callable[[int], None]) -> None:
+    """At sizes around what is set aside for messages: the right numbers, or an error of memory."""
+
+    def program(device: str) -> list[float]:
+        x = torch.linspace(0, 1, 700_000).to(device)
+        for k in range(6):
+            x = x * 2 + torch.full((700_000,), float(k), device=device)
+        x[::2] = 1
+        return [x.sum().item(), x[77].item(), *x[::100_000].tolist()]
+
+    expected, failed = program("cpu"), 0
+    for more in range(-6, 40, 5):
+        small(more * MiB)
+        try:
+            assert program(LAZY) == expected
+        except torch.OutOfMemoryError:
+            failed += 1
+    assert 0 < failed < 10
+    small(4 << 30)
+    assert program(LAZY) == expected
 
 
 def test_R2_what_crosses_in_parts_has_all_of_them(small: Callable[[int], None]) -> None:

@@ -400,7 +400,7 @@ def test_R5_a_worker_that_is_lost_is_told_and_what_the_others_have_stays() -> No
         model, x = make().to(DEVICE), data().to(DEVICE)
         expected = [p.detach().cpu() for p in model.parameters()]
         model(x).sum().item()
-        homes = [executor.executors.index(executor._owner(_core.value(p._handle))) for p in model.parameters()]
+        homes = [executor.executors.index(executor.owner(_core.value(p._handle))) for p in model.parameters()]
         assert set(homes) == {0, 1}
         gone.add(1)
         with pytest.raises(SessionLost, match="session lost: worker 1 was ended"):

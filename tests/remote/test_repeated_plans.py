@@ -166,7 +166,9 @@ def test_R1_a_ready_call_takes_values_at_positions_that_it_has() -> None:
     modes: list[bool] = []
     values = [torch.arange(3.0)]
     steps.run(values, 0, modes.append, Failed)
-    assert steps.at == 2 and steps.counted() == (1, 0, 0) and steps.counted() == (0, 0, 0) and modes == [True, False]
+    assert (
+        steps.at == 2 and steps.counted() == (1, 0, 0, 0) and steps.counted() == (0, 0, 0, 0) and modes == [True, False]
+    )
     assert values[0] is None and values[1].tolist() == [-2, -1, 0] and [v.item() for v in values[2:]] == [0, 2]
     values = [Failed(3)]
     steps.run(values, 0, modes.append, Failed)

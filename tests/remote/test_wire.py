@@ -87,7 +87,7 @@ def message() -> bytes:
 
 def test_R3_a_worker_answers_a_message() -> None:
     answers = loads(greeted().handle(message()))
-    assert answers[3] == ([], [], [], [], [], 0, (0, 0, 0)) and answers[4][0] == "values"
+    assert answers[3] == ([], [], [], [], [], 0, (0, 0, 0, 0)) and answers[4][0] == "values"
     assert torch.frombuffer(bytearray(answers[4][2]), dtype=torch.float32).tolist() == [3.0, 3.0]
 
 

@@ -64,7 +64,7 @@ def test_R4_what_another_worker_gave_comes_whole_or_has_failed(worker: Worker, f
     assert worker.upload(2, b"ef") == (1, "no room")
     worker.give(2, 13)
     assert other.take(8, 2, 13) == (4, 1)  # what failed there
-    assert other.take(9, 4, 14) == (5, 0)
+    assert other.take(9, 4, 14) == (5, "no room")
     assert worker._parcels == {}
 
 

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -49,10 +49,13 @@ class NotKept(Exception):
 
 
 class Structure(NamedTuple):
-    """Of segments that differ in numbers only: digest; indices of the devices whose generators they draw from."""
+    """Of segments that differ in numbers only: digest; indices of the devices whose generators they draw from or seed;
+    of those, the ones that they draw from first.
+    """
 
     digest: bytes
     draws: tuple[int, ...]
+    states: tuple[int, ...]
 
 
 class Names:
@@ -104,10 +107,11 @@ class Names:
         self,
         encoded: Encoded,
         structure: Structure,
-        states: Mapping[int, torch.Tensor],
+        states: Sequence[bytes],
         given: Sequence[bytes] | None = None,
     ) -> bytes:
-        """The segment's name. states: of generators by index; given: names of what it begins with, else as `of` has."""
+        """The segment's name. states: those of the generators that it draws from, or their names; given: names of what
+        it begins with, else as `of` has."""
         made = hashlib.sha256(surroundings())
         made.update(repr([setting.get() for setting in self._settings]).encode())
         made.update(structure.digest)
@@ -119,8 +123,8 @@ class Names:
             storage = value.untyped_storage()
             made.update(b"%d;" % first.setdefault(storage._cdata, place))
             made.update(self.of(storage) if given is None else given[place])
-        for index in structure.draws:
-            made.update(states[index].numpy().tobytes())
+        for state in states:
+            made.update(state)
         return made.digest()
 
 
@@ -169,12 +173,13 @@ class _Call(NamedTuple):
     digest: bytes
     outputs: int
     random: int
+    seeds: bool
 
 
 def _structure(encoded: Encoded) -> Structure | str:
     made = hashlib.sha256()
     known: dict[bytes, _Call] = {}
-    draws: set[int] = set()
+    draws: dict[int, bool] = {}  # by index, does it draw from the generator before it seeds that?
     undefined, outputs = Undefined(), 0
     for k in range(len(encoded)):
         name, sig, *_ = encoded.origin(k)
@@ -182,24 +187,27 @@ def _structure(encoded: Encoded) -> Structure | str:
         if call not in known:
             try:
                 found = definition(sig)
-                if found.function == functions.SEED:
-                    return "it seeds the generator"
-                known[call] = _Call(hashlib.sha256(dumps(tuple(found))).digest(), len(found.predicted), found.random)
+                digest = hashlib.sha256(dumps(tuple(found))).digest()
+                known[call] = _Call(digest, len(found.predicted), found.random, found.function == functions.SEED)
             except WireError:
                 return f"{name} is a function of the program, or of another library"
         inputs = encoded.inputs(k)
-        reason = undefined.call(name, inputs, range(2 * outputs + 1, 2 * (outputs + known[call].outputs) + 1, 2))
+        reason = (
+            ""
+            if known[call].seeds
+            else undefined.call(name, inputs, range(2 * outputs + 1, 2 * (outputs + known[call].outputs) + 1, 2))
+        )
         if reason:
             return reason
         outputs += known[call].outputs
         if known[call].random >= 0:
-            draws.add(known[call].random)
+            draws.setdefault(known[call].random, not known[call].seeds)
         made.update(known[call].digest)
         made.update(repr((encoded.grad(k), inputs)).encode())
     own = [(ordinal, meta[4]) for _slot, _root, ordinal, meta, _bits in encoded.kept[: encoded.n_own]]
     made.update(repr((encoded.begins(), own)).encode())
     reason = undefined.among(2 * ordinal + 1 for ordinal, _place in own)
-    return reason or Structure(made.digest(), tuple(sorted(draws)))
+    return reason or Structure(made.digest(), tuple(sorted(draws)), tuple(sorted(k for k in draws if draws[k])))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -15,6 +15,7 @@ from ..execute.local import LocalExecutor
 from ..execute.wrapping import WrappingExecutor
 from ..record.arguments import quiet
 from ..remote.client import RemoteExecutor
+from ..remote.spread import SpreadExecutor
 from .content_names import Names, NotKept
 from .shelves import Folder, Memory, Shelf
 from .where_kept import Elsewhere, Here, Place
@@ -65,6 +66,9 @@ class Cache:
                 shelf.clear()
 
     def _shelves(self) -> list[Shelf]:
+        for runs, place in self._workers.items():
+            if runs.kept.is_lost:
+                place.shelf.clear()
         return [self._shelf, *(place.shelf for place in self._workers.values())]
 
     def __enter__(self) -> Cache:
@@ -86,10 +90,13 @@ class Cache:
 
     # ---- segments ----------------------------------------------------------------------------------------------------
     def submit(self, executor: Any, segment: Any) -> None:
-        """Run a segment, or find its values."""
+        """Run a segment, or find its values. Several workers come again with each part of it."""
         runs = executor
         while isinstance(runs, WrappingExecutor):
             runs = runs.inner
+        if isinstance(runs, SpreadExecutor):
+            executor.submit(segment)
+            return
         try:
             place = self._place(runs)
         except NotKept as reason:
@@ -124,7 +131,7 @@ class Cache:
             around_segments.counts["cache_hits"] += 1
             triggers.idle += len(encoded)
         try:
-            place.call(name, encoded, own)
+            place.call(name, encoded, structure, own)
             if not found:
                 place.shelf.put(name, place.left(encoded, structure, own))
                 around_segments.counts["cache_misses"] += 1
@@ -136,14 +143,18 @@ class Cache:
         if isinstance(runs, LocalExecutor) and runs.device.type == "cpu":
             return Here(runs, self._names, self._shelf)
         if not isinstance(runs, RemoteExecutor):
-            raise NotKept("its values are on a GPU, or on several workers")
+            kind = "on a GPU" if isinstance(runs, LocalExecutor) else "with an executor that the cache does not know"
+            raise NotKept(f"its values are {kind}")
         if self._shelf.fresh:
             raise NotKept("its values are on a worker: only a cache in memory keeps those")
         found = self._workers.get(runs)
         if found is None:
             found = self._workers[runs] = Elsewhere(runs, self._names, self._shelf.most)
         if not found.is_cpu:
-            raise NotKept("its values are on a GPU, or on several workers")
+            raise NotKept("its values are on a GPU")
+        if runs.kept.is_lost:
+            found.shelf.clear()
+            raise NotKept("its worker is lost")
         return found
 
 

@@ -11,6 +11,7 @@ import torch
 
 from ...base.strides import contiguous, extent
 from ..record.arguments import quiet
+from ..remote.kept_values import STATE_BYTES
 from ..remote.mirrors import as_bytes, view
 from .content_names import LITTLE, Names, NotKept, Structure, derived
 from .shelves import Entry, Memory, Shelf
@@ -37,7 +38,7 @@ class Place(ABC):
         """Let a segment of this name have these values; False where they cannot be its."""
 
     @abstractmethod
-    def call(self, name: bytes, encoded: Encoded, own: list[torch.Tensor]) -> None:
+    def call(self, name: bytes, encoded: Encoded, structure: Structure, own: list[torch.Tensor]) -> None:
         """Give names to what a segment of this name has made or written to. own: values on storages of its own, one
         each. NotKept where they are not."""
 
@@ -73,8 +74,9 @@ class Place(ABC):
         )
         return own and all(entry.written[k].numel() == there.untyped_storage().nbytes() for k, there in written.items())
 
-    def _check_size(self, own: Iterable[torch.Tensor], written: Iterable[torch.Tensor]) -> None:
-        if sum(value.untyped_storage().nbytes() for value in (*own, *written)) > self.shelf.most:
+    def _check_size(self, structure: Structure, own: Iterable[torch.Tensor], written: Iterable[torch.Tensor]) -> None:
+        nbytes = sum(value.untyped_storage().nbytes() for value in (*own, *written))
+        if nbytes + STATE_BYTES * len(structure.draws) > self.shelf.most:
             raise NotKept("its values are larger than the cache")
 
 
@@ -85,7 +87,8 @@ class Here(Place):
         self._runs, self._names, self.shelf = runs, names, shelf
 
     def name(self, encoded: Encoded, structure: Structure) -> bytes:
-        return self._names.segment(encoded, structure, self._runs.states)
+        states = [self._runs.states[index].numpy().tobytes() for index in structure.states]
+        return self._names.segment(encoded, structure, states)
 
     def settle(self, segment: Any, encoded: Encoded, name: bytes, entry: Entry) -> bool:
         if not self._fits(encoded, entry):
@@ -111,7 +114,7 @@ class Here(Place):
         for there in self.written(encoded).values():
             self._names.forget(there.untyped_storage())
 
-    def call(self, name: bytes, encoded: Encoded, own: list[torch.Tensor]) -> None:
+    def call(self, name: bytes, encoded: Encoded, structure: Structure, own: list[torch.Tensor]) -> None:
         memory = {value.untyped_storage()._cdata for value in own}
         if len(memory) < len(own) or not memory.isdisjoint(v.untyped_storage()._cdata for v, _root in encoded.given):
             raise NotKept("results share memory, although they were recorded as separate")
@@ -121,7 +124,7 @@ class Here(Place):
 
     def left(self, encoded: Encoded, structure: Structure, own: list[torch.Tensor]) -> Entry:
         given = self.written(encoded)
-        self._check_size(own, given.values())
+        self._check_size(structure, own, given.values())
         with quiet():
             copies = [self._runs.copied_storage(value) for value in own]
             written = {place: self._runs.copied_storage(value) for place, value in given.items()}
@@ -131,7 +134,8 @@ class Here(Place):
 class Elsewhere(Place):
     """Where one worker has them, on its CPU: nothing of them crosses.
 
-    The worker is asked for the digest of what nobody has named: once for a weight, whoever uploaded it.
+    The worker is asked for the digest of what nobody has named: once for a weight, whoever uploaded it. It may be one
+    of several, and then another one be asked, which has an input. States of generators come and go with messages.
     """
 
     def __init__(self, runs: RemoteExecutor, names: Names, most: int) -> None:
@@ -141,37 +145,40 @@ class Elsewhere(Place):
         self.is_cpu = runs.machine().kind == "cpu"
 
     def name(self, encoded: Encoded, structure: Structure) -> bytes:
-        if structure.draws:
-            raise NotKept("it draws random numbers, and the generator is the worker's")
-        if self._failures != self._runs.kept.failures:  # some of the values may never have been
-            self.shelf.clear()
         names = self._runs.kept.names([value for value, _root in encoded.given])
-        self._failures = self._runs.kept.failures
+        states = [self._runs.kept.state_name(index) for index in structure.states]
+        if self._failures != self._runs.kept.failures:  # some of the values may never have been
+            self._failures = self._runs.kept.failures
+            self.shelf.clear()
         known = [name for name in names if name is not None]
         if len(known) < len(names):
             raise NotKept("an input could not be computed")
-        return self._names.segment(encoded, structure, {}, known)
+        return self._names.segment(encoded, structure, states, known)
 
     def settle(self, segment: Any, encoded: Encoded, name: bytes, entry: Entry) -> bool:
-        if not self._fits(encoded, entry):
+        if not self._fits(encoded, entry) or not all(map(self._runs.kept.has_come, entry.states.values())):
             return False
-        self._runs.kept.settle(segment, encoded, entry.own, entry.written)
+        self._runs.kept.settle(segment, encoded, entry.own, entry.written, entry.states)
         return True
 
     def runs(self, encoded: Encoded) -> None:
-        """Nothing: the executor knows what is written to, by whatever."""
+        """The executor knows what is written to, by whatever."""
+        self._runs.kept.settle_given(encoded)
 
-    def call(self, name: bytes, encoded: Encoded, own: list[torch.Tensor]) -> None:
+    def call(self, name: bytes, encoded: Encoded, structure: Structure, own: list[torch.Tensor]) -> None:
         for place, value in enumerate(own):
             self._runs.kept.name(value, derived(name, "own", place))
         for place, there in enumerate(self.written(encoded).values()):
             if there.untyped_storage().nbytes() > LITTLE:
                 self._runs.kept.name(there, derived(name, "written", place))
+        for index in structure.draws:
+            self._runs.kept.name_state(index, derived(name, "state", index))
 
     def left(self, encoded: Encoded, structure: Structure, own: list[torch.Tensor]) -> Entry:
         given = self.written(encoded)
-        self._check_size(own, given.values())
+        self._check_size(structure, own, given.values())
         written = dict(zip(given, self._runs.kept.copies(list(given.values()))))
         little = [place for place, copy in written.items() if copy.numel() <= LITTLE]
         self._runs.kept.learn([given[place] for place in little], [written[place] for place in little])
-        return Entry(self._runs.kept.copies(own), written, {})
+        states = {index: self._runs.kept.state(index) for index in structure.draws}
+        return Entry(self._runs.kept.copies(own), written, states)

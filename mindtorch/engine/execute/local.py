@@ -145,7 +145,7 @@ class LocalExecutor(Executor):
         the second; states of generators by index.
         """
         with quiet():
-            segment.settle(values, [], [], writes, self._states, states)
+            segment.settle(values, None, writes, self._states, states)
 
     def fetch(self, values: Sequence[torch.Tensor], whole: bool = False) -> list[torch.Tensor]:
         return list(values)

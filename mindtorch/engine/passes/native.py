@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,7 +22,7 @@ from .calling import Layout, Unsuited, symbol
 from .optimizer_pass import Pass
 from .segment_graph import Input, Number
 
-__all__ = ["NATIVE", "NativeCalls", "native_call"]
+__all__ = ["NATIVE", "NativeCalls", "OneCall", "native_call", "proven_call"]
 
 #: Operators that depend on nothing but their arguments, warn of nothing, and write, if they do, all or nothing.
 NATIVE = frozenset(
@@ -133,16 +133,36 @@ def _made(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors:
     )  # fmt: skip
 
 
+class OneCall(NamedTuple):
+    """What calls have in common that differ in tensors, and in the floats that may change.
+
+    filled_in(tensors, floats): its arguments with these; written: the tensors that it writes to.
+    """
+
+    info: Any
+    filled_in: Callable[[tuple, tuple], tuple[tuple[Any, ...], dict[str, Any]]]
+    written: Sequence[int]
+
+
 def native_call(sig: int, tensors: list[torch.Tensor], floats: tuple[float, ...]) -> NativeCall | None:
-    """What makes the interned call without Python, proven on these tensors and floats; None: it cannot, or need not."""
-    info = _core.sig_info(sig)
+    """What makes the interned call without Python: see `proven_call`."""
+
+    def filled_in(tensors: tuple, floats: tuple) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return _core.call_template(sig, tensors, torch.device("cpu"), floats)
+
+    return proven_call(OneCall(_core.sig_info(sig), filled_in, _core.sig_written(sig)), tensors, floats)
+
+
+def proven_call(one: OneCall, tensors: list[torch.Tensor], floats: tuple[float, ...]) -> NativeCall | None:
+    """What makes the call without Python, proven on these tensors and floats; None: it cannot, or need not."""
+    info = one.info
     if info.name not in NATIVE or len(tensors) > MOST_TENSORS or len(floats) > MOST_TENSORS or info.random:
         return None
     nbytes = sum(each.nbytes for each in tensors)
     if nbytes > MOST_BYTES:
         return None
     try:
-        return _proven(sig, info, tensors, floats, nbytes)
+        return _proven(one, tensors, floats, nbytes)
     except Unsuited:
         return None
     except Exception as error:  # the call's own, which it raises once more where it was made
@@ -151,19 +171,17 @@ def native_call(sig: int, tensors: list[torch.Tensor], floats: tuple[float, ...]
         return None
 
 
-def _proven(sig: int, info: Any, tensors: list[torch.Tensor], floats: tuple[float, ...], nbytes: int
-            ) -> NativeCall | None:  # fmt: skip
-    written = _core.sig_written(sig)
+def _proven(one: OneCall, tensors: list[torch.Tensor], floats: tuple[float, ...], nbytes: int) -> NativeCall | None:
+    info, filled_in, written = one
     inputs = tuple(tensors)
     changed = _copied(inputs, written)
-    cpu = torch.device("cpu")
-    args, kwargs = _core.call_template(sig, changed, cpu, floats)
+    args, kwargs = filled_in(changed, floats)
     expected = _results(info.call(*args, **kwargs))
     nbytes += sum(each.nbytes for each in expected)
     if nbytes > MOST_BYTES or len(expected) > MOST_RESULTS:
         return None
     holes, numbers = tuple(map(Input, range(len(inputs)))), tuple(map(Number, range(len(floats))))
-    args, kwargs = _core.call_template(sig, holes, cpu, numbers)
+    args, kwargs = filled_in(holes, numbers)
     if written and kwargs.get("rounding_mode"):
         return None  # it may divide by zero half way
     sizes = len(inputs), len(floats), len(expected), nbytes <= BRIEF_BYTES

@@ -28,6 +28,7 @@ __all__ = [
     "known_passes",
     "may_overwrite",
     "native_maker",
+    "native_prover",
     "optimizer_on",
     "rest_on_settings",
     "set_passes",
@@ -117,14 +118,19 @@ def may_overwrite() -> bool:
 
 def native_maker() -> Callable[..., Any] | None:
     """What makes interned calls that do without Python; None: nothing."""
-    return _native_maker(_used())
+    return _native_makers(_used())[0]
+
+
+def native_prover() -> Callable[..., Any] | None:
+    """The same for any calls, see `native.proven_call`."""
+    return _native_makers(_used())[1]
 
 
 @functools.cache
-def _native_maker(passes: tuple[Pass, ...]) -> Callable[..., Any] | None:
-    from .native import NativeCalls, native_call
+def _native_makers(passes: tuple[Pass, ...]) -> tuple[Callable[..., Any] | None, Callable[..., Any] | None]:
+    from .native import NativeCalls, native_call, proven_call
 
-    return native_call if any(isinstance(each, NativeCalls) for each in passes) else None
+    return (native_call, proven_call) if any(isinstance(each, NativeCalls) for each in passes) else (None, None)
 
 
 def in_use() -> tuple[Pass, ...]:
@@ -215,12 +221,12 @@ def optimizer_on(device: torch.device) -> Optimizer:
     return _optimizers[device]
 
 
-_elsewhere = [0, 0, 0]  # as `calls_otherwise` counts them, of remote executors
+_elsewhere = [0, 0, 0, 0]  # as `calls_otherwise` counts them, of remote executors
 
 
-def add_elsewhere(direct: int, in_place: int, nbytes: int) -> None:
-    """A worker ran so many calls by a shorter way, and so many in place."""
-    for k, n in enumerate((direct, in_place, nbytes)):
+def add_elsewhere(direct: int, in_place: int, nbytes: int, native: int) -> None:
+    """A worker ran so many calls by a shorter way, so many in place, and so many without Python."""
+    for k, n in enumerate((direct, in_place, nbytes, native)):
         _elsewhere[k] += n
 
 
@@ -232,7 +238,11 @@ def counts() -> tuple[dict[str, int], dict[str, int]]:
 
     direct, overwriting, nbytes, native = calls_otherwise()
     there = _elsewhere
-    calls = {DirectCalls.name: direct + there[0], InPlace.name: overwriting + there[1], NativeCalls.name: native}
+    calls = {
+        DirectCalls.name: direct + there[0],
+        InPlace.name: overwriting + there[1],
+        NativeCalls.name: native + there[3],
+    }
     saved = {InPlace.name: nbytes + there[2]}
     for each in _optimizers.values():
         for name, (n, spared) in each.forms.totals().items():

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..._ext.frames import Stream
+from .set_aside import ENDED, SetAside, without_values
 from .wire import dumps
 from .worker import Worker
 
@@ -25,14 +26,29 @@ def main(fd: int, device: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # which is for the program
     threading.Thread(target=_end_with_the_program, args=(fd,), daemon=True).start()
     stream = Stream(fd)
-    serve = serving(device, folders=["/"])  # it is the program's own
+    memory = SetAside.of_a_process()
+    serve = serving(device, memory, folders=["/"])  # it is the program's own
     while True:
         try:
-            number, message = stream.receive()
+            try:
+                number, message = stream.receive()
+            except MemoryError:
+                memory.release()
+                number, message = stream.receive()
             stream.put(serve(message), number)
             stream.flush()
         except EOFError:
             return
+        except MemoryError:
+            os._exit(ENDED)
+
+
+def _encoded(reply: list[Any], memory: SetAside) -> bytearray:
+    try:
+        return dumps(reply)
+    except MemoryError:
+        memory.release()
+        return dumps(without_values(reply))
 
 
 class _Inside:
@@ -49,9 +65,10 @@ class _Inside:
 
 
 def serving(
-    device: str, parcels: dict[int, bytes | bytearray | int] | None = None, folders: Sequence[str] = ()
-) -> Callable[[bytes | bytearray], bytearray]:
-    """From a message to its reply, whatever goes wrong. parcels, folders: see `Worker`."""
+    device: str, memory: SetAside, parcels: dict[int, bytes | bytearray | int] | None = None,
+    folders: Sequence[str] = (),
+) -> Callable[[bytes | bytearray], bytearray]:  # fmt: skip
+    """From a message to its reply, whatever goes wrong. memory, parcels, folders: see `Worker`."""
     worker: Worker | None = None
 
     def serve(message: bytes | bytearray) -> bytearray:
@@ -60,11 +77,11 @@ def serving(
             warnings.simplefilter("always")  # the program's filters decide
             try:
                 if worker is None:
-                    worker = Worker(device, parcels, folders)
+                    worker = Worker(device, parcels, folders, memory)
                 reply = torch.neg(_Inside(functools.partial(worker.answers, message)))  # type: ignore[call-overload]
                 if said:
                     reply.append([(found.category.__name__, str(found.message)) for found in said])
-                return dumps(reply)
+                return _encoded(reply, memory)
             except Exception as error:  # noqa: BLE001 - told to the program, for which the session is lost
                 return dumps(("refused", type(error).__name__, str(error)))
 

@@ -10,9 +10,9 @@ One file: calls, writes and reads must agree, request by request, on which copie
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,9 +27,9 @@ from ..execute.machine import Machine
 from ..execute.values import is_awaited
 from ..record.arguments import quiet, tensors_in
 from . import functions
-from .exchange import Entry, Post, Send, Session, again
+from .exchange import Post, Send, Session, again
 from .failures import Outcome
-from .generator_states import DRAWING, GeneratorStates
+from .generator_states import GeneratorStates
 from .host_fallback import bytes_of, run_here
 from .kept_values import KeptValues
 from .mirrors import META, Mirrors, as_bytes, view
@@ -43,10 +43,10 @@ from .uploads import Uploads
 from .wire import HERE, Reference, WireError, dumps
 from .worker import ERRORS
 
-__all__ = ["RemoteExecutor"]
+if TYPE_CHECKING:
+    from .spread import SpreadExecutor
 
-#: Values of an executor, and what it reads of each: the value, or a copy.
-Settled = tuple[list[torch.Tensor], list[torch.Tensor]]
+__all__ = ["RemoteExecutor"]
 
 _CPU = torch.device("cpu")
 _UNASKED = 32  # storages whose contents come unasked with one reply
@@ -59,10 +59,8 @@ class RemoteExecutor(Session, SharedStorages):
     With ``post``, operations pending after a read start while the program goes on.
     """
 
-    #: Where it is one of several: lets values be here that others have (see `spread.SpreadExecutor.settle`), and knows
-    #: that a storage of this number is no more, or may have other contents.
-    settle_here: Callable[[list[tuple[torch.Tensor, int]], list[int]], Settled] | None = None
-    changes_here: Callable[[int], None] | None = None
+    #: Where it is one of several: these, which let values be here that others have.
+    among: SpreadExecutor | None = None
 
     def __init__(self, send: Send, post: Post | None = None) -> None:
         self.device, self.place = _CPU, META
@@ -98,11 +96,6 @@ class RemoteExecutor(Session, SharedStorages):
             found.append((("free", self._mirrors.dead[:]), None))
             self._mirrors.dead.clear()
         return found
-
-    def _news(self, name: str) -> list[Entry]:
-        if name in DRAWING:
-            self._states.forget()
-        return super()._news(name)
 
     def _learn(self, numbers: list[int], found: list[bytes | None]) -> None:
         for number, data in zip(numbers, found, strict=True):
@@ -176,8 +169,8 @@ class RemoteExecutor(Session, SharedStorages):
         self._reads.forget(number)
         self._known.forget(number)
         self._uploads.contents.forget(number)
-        if self.changes_here is not None:
-            self.changes_here(number)
+        if self.among is not None:
+            self.among.changes(self, number)
 
     def write(self, value: torch.Tensor, data: bytes) -> None:
         """Replace the contents of the whole storage of a value."""
@@ -205,19 +198,23 @@ class RemoteExecutor(Session, SharedStorages):
         """Copies of the whole storages of values of another executor, as bytes: through the program, at once."""
         return self.adopt(other.fetch(list(map(as_bytes, values)), whole=True))
 
+    def names_of(self, mirrors: Sequence[torch.Tensor]) -> list[bytes | None]:
+        """See `KeptValues.names`, of what this executor has."""
+        return self.kept.names_here(mirrors)
+
     # ---- recorded calls ----------------------------------------------------------------------------------------------
     def submit(self, segment: Any) -> None:
         if self._lost is not None:
             raise again(self._lost)
         self._take()
         encoded = encode(segment)
-        read = self._settled(encoded, encoded.written)
+        read = self._settled(encoded)
         if encoded.written or encoded.n_own:  # else it makes views of what there is
             self._reads.are_over()
         try:
             self._submit(segment, encoded, read)
         except WireError:
-            self._settled(encoded, [root for _mirror, root in encoded.given])
+            self._settled(encoded, whole=True)
             run_here(self, segment, encoded)
         except MaterializationError:
             raise
@@ -225,18 +222,20 @@ class RemoteExecutor(Session, SharedStorages):
             self._told.forget()
             self._known.clear()
             self._uploads.contents.clear()
+            self._states.clear()
             raise
 
-    def _settled(self, encoded: Encoded, written: list[int]) -> list[torch.Tensor]:
-        """Let all that a segment is given be here. Returns what it reads of each: the value, or a copy of it."""
-        if self.settle_here is None:
+    def _settled(self, encoded: Encoded, whole: bool = False) -> list[torch.Tensor]:
+        """Let all that a segment is given be here. Returns what it reads of each: the value, or a copy of it. whole:
+        no copies."""
+        if self.among is None:
             return [mirror for mirror, _root in encoded.given]
-        mirrors, read = self.settle_here(encoded.given, written)
-        encoded.given[:] = zip(mirrors, [root for _mirror, root in encoded.given])
-        return read
+        return self.among.settle_given(encoded, self, whole)
 
     def _submit(self, segment: Any, encoded: Encoded, read: list[torch.Tensor]) -> None:
-        plan, exact = self._told.plan(encoded)
+        plan = self._told.plan(encoded)
+        exact = plan.exact
+        self._states.forget(plan.draws)
         self.stats["plans"] = self._told.plans
         base = self._mirrors.fresh(encoded.n_outputs)
         numbers = memoryview(encoded.numbers).cast("q")
@@ -249,8 +248,8 @@ class RemoteExecutor(Session, SharedStorages):
             self._reads.forget(number)
             self._expected.discard(number)
             self._uploads.contents.forget(number)
-            if self.changes_here is not None:
-                self.changes_here(number)
+            if self.among is not None:
+                self.among.changes(self, number)
         given = list(numbers[: len(encoded.given)])
         computes = is_awaited() and self._known.computes(encoded, exact)
         if computes and all(number in self._known or number in self._expected for number in given):
@@ -287,8 +286,8 @@ class RemoteExecutor(Session, SharedStorages):
         if timed:
             self._no_lineage()  # times are never the same
         settings = self._news("run")
-        request = ("run", plan, base, positions, values, timed)
-        segment.settle(made, self._line[-1].requests, [*settings, (request, answer)])
+        request = ("run", plan.number, base, positions, values, timed)
+        segment.settle(made, [(self._line[-1].requests, [*settings, (request, answer)])])
         self._told_settings(settings)
         self._grown(32 + len(positions) + len(values))
         if timed:
@@ -335,6 +334,7 @@ class RemoteExecutor(Session, SharedStorages):
         base = self._mirrors.fresh(NEW_STORAGES)
         for number, *_ in described:
             self._changed(number)
+        self._states.forget(() if draws is None else (draws,))
         kind, *found = self._question(
             "call", base, described, name, sent, named, torch.is_grad_enabled(), -1 if draws is None else draws
         )
@@ -470,7 +470,7 @@ class RemoteExecutor(Session, SharedStorages):
 
     def seed(self, seed: int, besides: Sequence[int] = ()) -> None:
         if self._lost is None:  # else nobody draws any more; the workers of a DataLoader begin with it
-            self._ask("seed", seed, list(besides))
+            self._states.seed(seed, besides)
 
 
 def _error(kind: str, text: str) -> Exception:

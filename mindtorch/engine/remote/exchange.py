@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+import torch
+
 from ..._ext.signals import by_signal_handler
 from ...base.errors import MaterializationError, SessionLost
 from ...base.torch_warnings import relay
@@ -16,7 +18,7 @@ from .chosen_passes import PASSES
 from .lineage import Lineage, Parcel
 from .wire import WireError, dumps, loads
 
-__all__ = ["Session", "again"]
+__all__ = ["Session", "again", "no_memory"]
 
 log = logging.getLogger("mindtorch.remote")
 
@@ -174,6 +176,8 @@ class Session:
             self._seal(awaited=False)
             try:
                 self._post_all()
+            except MemoryError as error:
+                self._without_memory(error)
             except Exception as error:  # noqa: BLE001 - a signal handler raises through it, all else ends the session
                 if not self._again(error):
                     self._broken(error)
@@ -218,11 +222,14 @@ class Session:
             message.sent = True
             began = time.monotonic()
             reply = self._send(message.encoded())
+            answers = None if reply is None else self._opened(message, reply)
             if reply is not None and self._lineage is not None:
                 taken = [(parcel.ticket, parcel.nbytes) for parcel in message.parcels]
                 if not self._lineage.add(message.encoded(), reply, time.monotonic() - began, taken):
                     self._no_lineage()
-            return None if reply is None else self._opened(message, reply)
+            return answers
+        except MemoryError as error:
+            self._without_memory(error)
         except Exception as error:  # noqa: BLE001 - a signal handler raises through it, all else ends the session
             if self._again(error):
                 return self._answers_to(message)
@@ -261,6 +268,12 @@ class Session:
 
     def _bring_parcels(self, message: _Message) -> None:
         """Have what a message takes from other workers be there before it."""
+
+    def _without_memory(self, error: MemoryError) -> NoReturn:
+        """The program has no memory for a message or a reply, which is dealt with by the next exchange."""
+        if not self._resumes:
+            self._broken(error)
+        raise no_memory("no memory in the program for a message to the worker or its reply") from error
 
     def _broken(self, error: Exception) -> NoReturn:
         """An exchange did not come to its end: for good, unless a signal handler is why."""
@@ -334,6 +347,11 @@ class Session:
         if not found:
             self._exchange()
         return found[0]
+
+
+def no_memory(text: str) -> MaterializationError:
+    """The error of what fails for lack of memory. What it needs is still there."""
+    return MaterializationError.also(torch.OutOfMemoryError)(text)
 
 
 def again(failure: MaterializationError, lost_write: bool = False) -> MaterializationError:

@@ -16,8 +16,9 @@ from ...base import mapped_memory
 from ...base.strides import known_extent
 from .checks import Checks
 from .mirrors import view
-from .results import as_bytes, contents, filled, is_out_of_memory, on_device, reserved
+from .results import as_bytes, contents, filled, on_device, reserved
 from .sent_contents import digest_of
+from .set_aside import SetAside, is_out_of_memory
 from .wire import WireError
 
 __all__ = ["Failed", "HeldStorages", "Poisoned"]
@@ -41,11 +42,13 @@ class HeldStorages:
     """The requests about storages; see `Worker`."""
 
     def __init__(
-        self, device: torch.device, parcels: dict[int, bytes | bytearray | int] | None, folders: Sequence[str]
-    ) -> None:
+        self, device: torch.device, parcels: dict[int, bytes | bytearray | int] | None, folders: Sequence[str],
+        memory: SetAside | None,
+    ) -> None:  # fmt: skip
         self._device = device
         self._parcels = {} if parcels is None else parcels
         self._folders = folders
+        self._memory = SetAside() if memory is None else memory
         self._storages: dict[int, torch.Tensor | Failed] = {}  # as bytes
         self._failures = 0
         self._checks = Checks()
@@ -67,6 +70,7 @@ class HeldStorages:
 
     def _made(self, number: int, make: Callable[[], torch.Tensor]) -> tuple[int, str] | None:
         try:
+            self._memory.hold()
             self._storages[number] = make()
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
@@ -101,25 +105,32 @@ class HeldStorages:
             return None
         return self._made(number, self._bytes(source).clone)
 
-    def give(self, number: int, ticket: int) -> None:
-        """Put a storage's contents aside for another worker."""
+    def give(self, number: int, ticket: int) -> tuple[int, str] | None:
+        """Put a storage's contents aside for another worker. (number of the failure, why) where there is no memory."""
         try:
+            self._memory.hold()
             self._parcels[ticket] = contents(self._bytes(number))
         except Poisoned as error:
             self._parcels[ticket] = error.number
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._failures += 1
+            self._parcels[ticket] = self._failures
+            return self._failures, str(error)
+        return None
 
-    def take(self, number: int, nbytes: int, ticket: int) -> tuple[int, int] | None:
+    def take(self, number: int, nbytes: int, ticket: int) -> tuple[int, int | str] | None:
         """A new storage of what another worker gave. (failure's number, its number there) where that has failed.
 
-        The latter is 0 where nothing has come, or not all of it.
+        The latter is 0 where nothing has come, or not all of it; and why, where there is no memory here.
         """
         found = self._parcels.pop(ticket, 0)
         if isinstance(found, int) or len(found) != nbytes:
             self._failures += 1
             self._storages[number] = Failed(self._failures)
             return self._failures, found if isinstance(found, int) else 0
-        missed = self.upload(number, bytes(found))
-        return None if missed is None else (missed[0], 0)
+        return self._made(number, lambda: on_device(bytes(found), self._device))
 
     def storage(self, number: int) -> tuple:
         """A storage's contents."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ import torch
 
 from ..._ext import lazy as _core
 from ...base.errors import MaterializationError
+from ...base.storage_memory import memory_of
 from .mirrors import Mirrors, view
 
 __all__ = ["Waiting"]
@@ -52,6 +54,10 @@ class Waiting:
 
     def _plain(self, mirror: torch.Tensor) -> torch.UntypedStorage:
         return self._held[self._addresses[self._mirrors.number_of(mirror)]][0]
+
+    def names_of(self, mirrors: Sequence[torch.Tensor]) -> list[bytes | None]:
+        """Digests of what is in the storages of these: what is in this process may be written to by anybody."""
+        return [hashlib.sha256(memory_of(self._plain(mirror))).digest() for mirror in mirrors]
 
     def copied_storage(self, value: torch.Tensor) -> torch.Tensor:
         return self.adopt([view(self._plain(value).clone(), torch.uint8, (self._plain(value).nbytes(),), (1,), 0)])[0]

@@ -16,6 +16,7 @@ from ..._ext.frames import Stream
 from ...base.errors import SessionLost
 from .client import RemoteExecutor
 from .progress import Progress
+from .set_aside import ENDED
 
 __all__ = ["Child", "PipeExecutor", "StreamExecutor"]
 
@@ -116,7 +117,7 @@ class Child:
                 self._look()
                 self._progress.see(stream.moved)
             self._progress.see(stream.moved)
-        except (EOFError, ValueError, MemoryError) as error:
+        except (EOFError, ValueError) as error:
             raise ConnectionError(f"{self._how_it_is()}: {error}") from error
         return reply
 
@@ -153,6 +154,8 @@ class Child:
         if code is None:
             self._process.kill()
             return f"{what} gave no usable reply"
+        if code == ENDED:
+            return f"{what} had no memory left to receive a message"
         if code < 0:
             return f"{what} was ended by {signal.Signals(-code).name}"
         return f"{what} ended with exit code {code}"

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,7 +21,7 @@ from ..._ext import context as _context
 from ..._ext import divided as _divided
 from ..execute import machine
 from ..record.arguments import quiet
-from .client import RemoteExecutor, Settled
+from .client import RemoteExecutor
 from .cuts import Costs, Plan, Work, divided_as, on_one, plans
 from .division import Division, Part, Record
 from .one_thread import one_thread_at_a_time
@@ -29,6 +29,9 @@ from .pending_uploads import Waiting
 from .reads import plain_bytes
 from .replicas import Copies
 from .spread import SpreadExecutor, _on
+
+if TYPE_CHECKING:
+    from ..._ext.encoder import Encoded
 
 __all__ = ["PlacingExecutor", "Plan", "tell", "told"]
 
@@ -182,7 +185,7 @@ class PlacingExecutor(SpreadExecutor):
         division, _needs = divided_as(work, self._ids)
         if division.copying:
             return division
-        named = [(self._owner(begins[slot]), begins[slot]) for slot in work.copies]
+        named = [(self.owner(begins[slot]), begins[slot]) for slot in work.copies]
         freed = self._copies.let_go({(owner, owner._mirrors.number_of(mirror)) for owner, mirror in named})
         if any(freed):
             held = [before - nbytes for before, nbytes in zip(work.held, freed, strict=True)]
@@ -254,29 +257,34 @@ class PlacingExecutor(SpreadExecutor):
             self._costs = Costs(small, max(large - small, 0.0) / _TRIED, taker.takes_directly(giver))
         return self._costs
 
-    def settle(
-        self, given: Sequence[tuple[torch.Tensor, int]], written: Sequence[int], there: RemoteExecutor
-    ) -> Settled:
+    def settle_given(self, encoded: Encoded, there: RemoteExecutor, whole: bool = False) -> list[torch.Tensor]:
         """What the part writes moves; of what it only reads, it gets a copy, if `division` has not said otherwise."""
         part, now = self._part, self.executors.index(there)
-        if part is None:
-            return super().settle(given, written, there)
+        if part is None or whole:
+            return super().settle_given(encoded, there)
+        given = [mirror for mirror, _root in encoded.given]
+        roots = [root for _mirror, root in encoded.given]
         state: list[bytes] = []
         before = self._generator if part.draws else now
         if before != now:  # with what else is wanted from there
             self.executors[before]._ask("get_state", 0, answer=state.append)
-        elsewhere = {m.untyped_storage()._cdata: m for m, _root in given if m not in there._mirrors}
+        elsewhere = {m.untyped_storage()._cdata: m for m in given if m not in there._mirrors}
         wholes = self._brought([m for m in elsewhere.values() if m not in self._waiting._mirrors], there)
-        alone = part.moving.union(written)
-        moving = {m.untyped_storage()._cdata for m, root in given if root in alone} | elsewhere.keys() - wholes.keys()
-        moved = iter(self._settle([m for m, _root in given if m.untyped_storage()._cdata in moving], there))
-        mirrors = [next(moved) if m.untyped_storage()._cdata in moving else m for m, _root in given]
+        alone = part.moving.union(encoded.written)
+        moving = {m.untyped_storage()._cdata for m, root in zip(given, roots, strict=True) if root in alone}
+        moving |= elsewhere.keys() - wholes.keys()
+        moved = iter(self._settle([m for m in given if m.untyped_storage()._cdata in moving], there))
+        mirrors = [next(moved) if m.untyped_storage()._cdata in moving else m for m in given]
         if before != now:
             if not state:
                 self.executors[before]._exchange()
-            there._ask("set_state", 0, state[0])
+            there.set_generator_state(0, plain_bytes(state[0]))
             self._generator = now
-        return mirrors, [m if m in there._mirrors else _on(wholes[m.untyped_storage()._cdata], m) for m in mirrors]
+        encoded.given[:] = zip(mirrors, roots, strict=True)
+        return [m if m in there._mirrors else _on(wholes[m.untyped_storage()._cdata], m) for m in mirrors]
+
+    def changes(self, there: RemoteExecutor, number: int) -> None:
+        self._copies.end_of(there, number)
 
     def _brought(self, values: Sequence[torch.Tensor], there: RemoteExecutor) -> dict[int, torch.Tensor]:
         """Copies there of the storages of these, by what those are. What has none yet crosses, in one message each."""
@@ -284,7 +292,7 @@ class PlacingExecutor(SpreadExecutor):
         found: dict[int, torch.Tensor] = {}
         owners: dict[Any, list[torch.Tensor]] = {}
         for value in values:
-            owner = self._owner(value)
+            owner = self.owner(value)
             copy = self._copies.of(value, owner).get(worker)
             if copy is None:
                 owners.setdefault(owner, []).append(value)
@@ -304,12 +312,13 @@ class PlacingExecutor(SpreadExecutor):
         found = self._brought(values, there)
         wholes = [found[value.untyped_storage()._cdata] for value in values]
         for value, whole in zip(values, wholes, strict=True):
+            there.kept.name_as(whole, owner.kept, value)
             self._copies.end(value, owner)
             owner.hand_over(value.untyped_storage(), there, whole.untyped_storage())
         return wholes
 
     def _copy(self, value: torch.Tensor, there: RemoteExecutor) -> torch.Tensor:
-        if self._owner(value) is self._waiting:
+        if self.owner(value) is self._waiting:
             copied = self._waiting.copied_storage(value)
             return _on(there.adopt(self._waiting.fetch([copied]))[0], value)
         return super()._copy(value, there)
@@ -331,12 +340,12 @@ class PlacingExecutor(SpreadExecutor):
         return made
 
     # ---- generators --------------------------------------------------------------------------------------------------
-    def _drawing(self, index: int) -> RemoteExecutor:
+    def drawing(self, index: int) -> RemoteExecutor:
         return self._at(index or self._generator)
 
     def generators(self) -> tuple[int | None, dict[int, torch.Tensor]]:
         seed, states = super().generators()
-        first = self._drawing(0).generators()[1]
+        first = self.drawing(0).generators()[1]
         return seed, {**states, **{k: state for k, state in first.items() if k == 0}}
 
 

@@ -4,18 +4,24 @@ place (SPEC R1, L13).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..._ext import lazy as _core
 from ..._ext.plan_steps import ReadyStep
 from ...base.strides import contiguous
+from .. import passes
+from ..passes.native import OneCall
 from . import functions
 from .plans import Plan, Step, is_constant
 from .results import check_memory
 from .wire import Here, Reference
+
+if TYPE_CHECKING:
+    from ..._ext.native_calls import NativeCall
 
 __all__ = ["filled_in", "make_ready", "results_of"]
 
@@ -101,8 +107,34 @@ def make_ready(plan: Plan, k: int, device: torch.device) -> None:
     plan.ready.steps[k] = ReadyStep(
         ways.in_place if in_place else ways.replay, args, kwargs, places, tuple(outputs), step.dying, step.grad,
         definition.single, check_memory if step.aliases else None, ways.replay is not ways.call, in_place,
-        _nbytes(step.predicted[0]) if in_place else 0,
+        _nbytes(step.predicted[0]) if in_place else 0, _prover(step, places, args, kwargs, device),
     )  # fmt: skip
+
+
+def _prover(
+    step: Step, places: tuple[tuple[int, int], ...], args: tuple, kwargs: dict[str, Any], device: torch.device
+) -> Callable[[list[torch.Tensor], tuple[float, ...]], NativeCall | None] | None:
+    """What is asked, when the call has run often, for one that does without Python; None: nothing.
+
+    Views that such a call gives are within what it is given, but for `as_strided`'s: nobody looks at them afterwards.
+    """
+    prove, info = passes.native_prover(), functions.ways(step.definition.function)
+    if prove is None or device.type != "cpu" or info.name == "aten::as_strided":
+        return None
+    named = tuple(kwargs)
+    held = (*args, *kwargs.values())
+    open_ = [position for position, value in enumerate(held) if type(value) is float]
+
+    def filled(tensors: tuple, floats: tuple) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        now = list(held)
+        for (position, _value), tensor in zip(places, tensors, strict=True):
+            now[position] = tensor
+        for position, number in zip(open_, floats, strict=True):
+            now[position] = number
+        return tuple(now[: len(args)]), dict(zip(named, now[len(args) :], strict=True))
+
+    one = OneCall(info, filled, step.definition.writes)
+    return functools.partial(prove, one)
 
 
 def _given(step: Step, device: torch.device) -> tuple[tuple, dict[str, Any], tuple[tuple[int, int], ...]] | None:

@@ -160,7 +160,7 @@ class Plan:
         What was made ready is put right, or forgotten.
         """
         repeats = not self.has_new_sizes()
-        if repeats and (in_use := passes.in_use()) is not self._in_use:  # made ready by others
+        if repeats and (in_use := (passes.in_use(), passes.native_prover())) != self._in_use:  # made ready by others
             self.ready.steps[:] = [None] * len(self.steps)
             self._in_use = in_use
         if not repeats:
@@ -174,6 +174,11 @@ class Plan:
                         ready.put(position, value)
         self._stale.clear()
         return repeats
+
+    def did_not_run(self) -> None:
+        """What was made ready may be of another run than the last that came to its end."""
+        self._sizes_are_new = True
+        self.ready.steps[:] = [None] * len(self.steps)
 
     def maker(self, value: int) -> Step | None:
         """The call that makes a value; None for what is there before."""

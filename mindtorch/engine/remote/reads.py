@@ -12,7 +12,7 @@ import torch
 from ...base.errors import MaterializationError
 from ...base.strides import extent
 from ..record.arguments import quiet
-from .exchange import Session, again
+from .exchange import Session, again, no_memory
 from .mirrors import Mirrors, view
 from .small_values import Known
 from .wire import WireError
@@ -75,13 +75,19 @@ class Reads:
         return view(storage, dtype, sizes, strides, offset, bits)
 
     def _plain(self, described: tuple, kind: str, *found: Any) -> torch.Tensor:
-        if kind == "failed":
-            raise again(self._failures[found[0]])
+        self._check(kind, found[0])
         _number, dtype, sizes, _strides, _offset, bits = described
         strides, data = found
         with quiet():
             storage = plain_bytes(data).untyped_storage()
         return view(storage, dtype, sizes, strides, 0, bits)
+
+    def _check(self, kind: str, found: Any) -> None:
+        """Raise why there is no value: a failure, or the worker has no memory to send it, and still has the value."""
+        if kind == "failed":
+            raise again(self._failures[found])
+        if kind == "memory":
+            raise no_memory(f"no memory on the worker to send a value: {found}")
 
     def storages(self, numbers: Iterable[int]) -> dict[int, torch.UntypedStorage]:
         """Copies of these storages, by one message: for each the same one as long as something is on it."""
@@ -101,8 +107,7 @@ class Reads:
             self._read_ahead(asked)
             self._session._exchange()
         for number, (kind, found) in answers.items():
-            if kind == "failed":
-                raise again(self._failures[found])
+            self._check(kind, found)
             self._keep(number, found)
             held[number] = self.copied(number, found)
         return held

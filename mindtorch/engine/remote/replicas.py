@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -21,11 +20,11 @@ class Copies:
         # (its home, its number there) -> where there are copies -> mirror of the whole copy.
         self._held: dict[tuple[int, int], dict[int, torch.Tensor]] = {}
         self._failures = 0
-        for home, executor in enumerate(executors):
-            executor.changes_here = functools.partial(self._end, home)
 
-    def _end(self, home: int, number: int) -> None:
-        self._held.pop((home, number), None)
+    def end_of(self, owner: RemoteExecutor, number: int) -> None:
+        """Let none of the storage that the owner has by this number be there."""
+        if self._held:
+            self._held.pop((self._executors.index(owner), number), None)
 
     def _key(self, value: torch.Tensor, owner: RemoteExecutor) -> tuple[int, int]:
         owner._take()  # memory of the program's that shares the storage may have been written
@@ -45,7 +44,7 @@ class Copies:
 
     def end(self, value: torch.Tensor, owner: RemoteExecutor) -> None:
         """Let none of a value's storage be there."""
-        self._end(*self._key(value, owner))
+        self._held.pop(self._key(value, owner), None)
 
     def let_go(self, but: Collection[tuple[Any, int]]) -> list[int]:
         """Free all copies, but those of storages that are named by executor and number. Returns bytes by worker."""

@@ -74,8 +74,8 @@ def _ran(encoded: Encoded, answer: Any, timed: bool, known: Known) -> None:
     are("run", answer, (list, list, list, list, list, int, tuple))
     failures, corrections, times, without, lost, idle, otherwise = answer
     n = len(encoded)
-    are("calls that passes changed", otherwise, (int, int, int))
-    for count, most in zip(otherwise, (n + 1, n + 1, _MOST_NUMBER), strict=True):
+    are("calls that passes changed", otherwise, (int, int, int, int))
+    for count, most in zip(otherwise, (n + 1, n + 1, _MOST_NUMBER, n + 1), strict=True):
         within("what passes changed", count, most)
     within("records that did not run", idle, n + 1)
     if len(times) != (n if timed else 0):
@@ -133,6 +133,10 @@ def _storage(request: tuple, answer: Any, known: Known) -> None:
 
 
 def _has_failed(answer: Any, known: Known) -> bool:
+    """Is there no value, but the failure because of which it could not be computed, or no memory to send it?"""
+    if isinstance(answer, tuple) and answer[:1] == ("memory",):
+        are("memory", answer, (str, str))
+        return True
     if isinstance(answer, tuple) and len(answer) == 2 and answer[0] == "failed":
         _failure(answer[1], known)
         return True
@@ -293,9 +297,10 @@ def _sound(state: bytes) -> None:
 
 def _take(_request: tuple, answer: Any, _known: Known) -> None:
     if answer is not None:
-        are("take", answer, (int, int))
+        are("take", answer, (int, str if isinstance(answer[1], str) else int))
         within("a failure", answer[0] - 1, _MOST_NUMBER)
-        within("a failure", answer[1], _MOST_NUMBER)
+        if not isinstance(answer[1], str):
+            within("a failure", answer[1], _MOST_NUMBER)
 
 
 _ANSWERS: dict[str, Callable[[tuple, Any, Known], None]] = {
@@ -307,6 +312,7 @@ _ANSWERS: dict[str, Callable[[tuple, Any, Known], None]] = {
     "fill": _made,
     "get_generators": _states,
     "get_state": _state,
+    "give": _made,
     "hello": _hello,
     "machine": _machine,
     "reserve": _made,

@@ -11,7 +11,7 @@ from ...base.strides import extent
 from .host_fallback import bytes_of
 from .wire import WireError
 
-__all__ = ["as_bytes", "check_memory", "contents", "filled", "is_out_of_memory", "on_device", "reserved", "taken_apart"]
+__all__ = ["as_bytes", "check_memory", "contents", "filled", "on_device", "reserved", "taken_apart"]
 
 
 def on_device(data: bytes, device: torch.device) -> torch.Tensor:
@@ -36,11 +36,6 @@ def reserved(nbytes: int, device: torch.device) -> torch.Tensor:
     if free is not None and free < nbytes:
         raise MemoryError(f"{free:,} bytes are free")
     return torch.empty(nbytes, dtype=torch.uint8, device=device)
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Of what Python and torch raise: an error of the CPU's allocator is any RuntimeError, with its text."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
 def check_memory(t: torch.Tensor) -> None:

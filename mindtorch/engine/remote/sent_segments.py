@@ -11,7 +11,7 @@ import torch
 from ..._ext.encoder import Encoded
 from .definitions import Definition, definition
 
-__all__ = ["SentSegments", "is_float"]
+__all__ = ["Sent", "SentSegments", "is_float"]
 
 _MOST = 64 << 20  # bytes of plans beyond which they are all forgotten
 
@@ -19,14 +19,15 @@ _MOST = 64 << 20  # bytes of plans beyond which they are all forgotten
 _EXACT = frozenset({"isfinite", "isinf", "isnan"})
 
 
-class _Plan:
+class Sent:
     """A segment that the worker knows by ``number``, and the numbers that it had when it last ran.
 
     exact: does it give the same on every machine: integers and booleans, none of them drawn, and what is `_EXACT`?
+    draws: indices of the devices whose generators it draws from.
     """
 
-    def __init__(self, number: int, numbers: Any, exact: bool) -> None:
-        self.number, self.numbers, self.exact = number, numbers, exact
+    def __init__(self, number: int, numbers: Any, exact: bool, draws: frozenset[int]) -> None:
+        self.number, self.numbers, self.exact, self.draws = number, numbers, exact, draws
 
 
 def is_float(dtype: torch.dtype) -> bool:
@@ -44,17 +45,17 @@ class SentSegments:
 
     def __init__(self, ask: Callable[..., Any]) -> None:
         self._ask = ask
-        self._plans: dict[bytes, _Plan] = {}  # by the structure of a segment (see mindtorch._ext.encoder)
+        self._plans: dict[bytes, Sent] = {}  # by the structure of a segment (see mindtorch._ext.encoder)
         self._definitions: dict[bytes, tuple[int, Definition]] = {}  # calls in them by their part of it, with a number
         self._nbytes = 0
         self.plans = 0  # told in all
 
-    def plan(self, encoded: Encoded) -> tuple[int, bool]:
-        """Number of the plan, and whether it gives the same on every machine."""
+    def plan(self, encoded: Encoded) -> Sent:
+        """The segment's plan, which the worker is told where it does not know it."""
         plan = self._plans.get(encoded.structure)
         if plan is None or self._nbytes > _MOST:
             plan = self._tell(encoded)
-        return plan.number, plan.exact
+        return plan
 
     def changes(self, encoded: Encoded) -> tuple[bytes, bytes]:
         """Which of the plan's numbers are others than when this was last asked, and what they are now."""
@@ -68,7 +69,7 @@ class SentSegments:
         """Tell everything anew, the worker's having been told to forget it."""
         self._nbytes = _MOST + 1
 
-    def _tell(self, encoded: Encoded) -> _Plan:
+    def _tell(self, encoded: Encoded) -> Sent:
         if self._nbytes > _MOST:
             self._ask("forget")
             self._plans.clear()
@@ -79,6 +80,7 @@ class SentSegments:
         given = encoded.begins()
         computed: list[bool] = []  # of each output: is it a float?
         exact = True
+        draws: set[int] = set()
         for k in range(len(encoded)):
             call = encoded.call(k)
             known = self._definitions.get(call) or new.get(call)
@@ -89,6 +91,8 @@ class SentSegments:
             reads = any(computed[n // 2] if n % 2 else is_float(given[n // 2][0]) for n in inputs)
             gives = [is_float(dtype) for dtype, *_ in made.predicted]
             computed += gives
+            if made.random >= 0:
+                draws.add(made.random)
             exact &= made.random < 0 and (not (reads or any(gives)) or made.view or _is_exact(made.function))
             records.append((number, encoded.grad(k), *inputs))
         staying = [ordinal for _slot, _root, ordinal, _meta, _bits in encoded.kept[: encoded.n_own]]
@@ -98,6 +102,6 @@ class SentSegments:
         self._ask("plan", records, given, staying, nbytes=32 * len(records))
         self.plans += 1
         self._nbytes += len(encoded.structure) + len(encoded.numbers)
-        plan = _Plan(len(self._plans), np.zeros(len(encoded.numbers) // 8, np.int64), exact)
+        plan = Sent(len(self._plans), np.zeros(len(encoded.numbers) // 8, np.int64), exact, frozenset(draws))
         self._plans[encoded.structure] = plan
         return plan

@@ -84,8 +84,8 @@ class Known:
             for number in written:
                 self.forget(number)
             return
-        plan, _exact = self._told.plan(encoded)
-        failures, *_ = self._worker.run(plan, base, *self._told.changes(encoded), False)
+        plan = self._told.plan(encoded)
+        failures, *_ = self._worker.run(plan.number, base, *self._told.changes(encoded), False)
         if failures:  # the worker tells it, as what it is
             self._worker.seen(max(number for _k, number, *_ in failures))
             for number in (*written, *range(base, base + encoded.n_outputs)):

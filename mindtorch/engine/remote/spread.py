@@ -5,18 +5,22 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..._ext import lazy as _core
 from ...base.errors import MaterializationError, UsageError
+from ..execute import around_segments
 from ..execute.base import Executor
 from ..execute.machine import Machine
 from ..record.arguments import tensors_in
-from .client import RemoteExecutor, Settled
+from .client import RemoteExecutor
 from .mirrors import META, view
 from .one_thread import one_thread_at_a_time
+
+if TYPE_CHECKING:
+    from ..._ext.encoder import Encoded
 
 __all__ = ["SpreadExecutor"]
 
@@ -42,8 +46,7 @@ class SpreadExecutor(Executor):
         self._holders: tuple[Any, ...] = self.executors  # of values
         self.device, self.place, self.count = found[0].device, META, len(found)
         for executor in found:
-            executor.settle_here = functools.partial(self.settle, there=executor)
-            executor.changes_here = None
+            executor.among = self
 
     @property
     def stats(self) -> dict[str, Any]:
@@ -64,7 +67,8 @@ class SpreadExecutor(Executor):
     def machine(self, index: int = 0) -> Machine:
         return self._at(index).machine()
 
-    def _owner(self, mirror: torch.Tensor) -> Any:
+    def owner(self, mirror: torch.Tensor) -> Any:
+        """Who has the value."""
         for holder in self._holders:
             if mirror in holder._mirrors:
                 return holder
@@ -72,9 +76,12 @@ class SpreadExecutor(Executor):
 
     # ---- recorded calls ----------------------------------------------------------------------------------------------
     def submit(self, segment: Any) -> None:
+        keeper = around_segments.keeper
         for index, part in self._parts(segment):
+            there = self._at(index)
+            run = there.submit if keeper is None else functools.partial(keeper.submit, there)
             try:
-                self._at(index).submit(part)
+                run(part)
             except MaterializationError as error:
                 error.lost_write = error.lost_write or part.lost_write
                 raise
@@ -85,13 +92,23 @@ class SpreadExecutor(Executor):
         """(index of an executor, a part of the segment), in the order in which they run."""
         return segment.parts()
 
-    def settle(
-        self, given: Sequence[tuple[torch.Tensor, int]], written: Sequence[int], there: RemoteExecutor
-    ) -> Settled:
-        """Let ``there`` have what a part of a segment is given: (mirror, slot of its storage) of each. written: the
-        slots that it writes. Returns mirrors of the same values, and what the part reads of each."""
-        found = self._settle([mirror for mirror, _root in given], there)
-        return found, found
+    def settle_given(self, encoded: Encoded, there: RemoteExecutor, whole: bool = False) -> list[torch.Tensor]:
+        """Let ``there`` have all that a segment begins with: it is going to run there. Returns what it reads of each.
+        whole: that is each value itself, and no copy."""
+        mirrors = self._settle([mirror for mirror, _root in encoded.given], there)
+        encoded.given[:] = zip(mirrors, [root for _mirror, root in encoded.given])
+        return mirrors
+
+    def changes(self, there: RemoteExecutor, number: int) -> None:
+        """A storage that ``there`` has is no more, or may have other contents."""
+
+    def settle_written(self, encoded: Encoded, there: RemoteExecutor) -> None:
+        """Let ``there`` have what a segment writes to of what it begins with: it is not run, its values are there."""
+        roots = set(encoded.written)
+        written = {mirror.untyped_storage()._cdata for mirror, root in encoded.given if root in roots}
+        at = [k for k, (mirror, _root) in enumerate(encoded.given) if mirror.untyped_storage()._cdata in written]
+        for k, mirror in zip(at, self._settle([encoded.given[k][0] for k in at], there)):
+            encoded.given[k] = mirror, encoded.given[k][1]
 
     def _settle(self, mirrors: Sequence[torch.Tensor], there: RemoteExecutor) -> list[torch.Tensor]:
         """The same values, on storages that ``there`` has from now on, with all that shares those."""
@@ -103,7 +120,7 @@ class SpreadExecutor(Executor):
             return list(mirrors)
         owners: dict[Any, list[int]] = {}
         for key, mirror in moving.items():
-            owners.setdefault(self._owner(mirror), []).append(key)
+            owners.setdefault(self.owner(mirror), []).append(key)
         moved: dict[int, torch.Tensor] = {}
         for owner, keys in owners.items():
             moved.update(zip(keys, self._moved([moving[key] for key in keys], owner, there), strict=True))
@@ -124,7 +141,10 @@ class SpreadExecutor(Executor):
 
     def _moved(self, values: Sequence[torch.Tensor], owner: Any, there: RemoteExecutor) -> list[torch.Tensor]:
         """What ``there`` has for the storages of these from now on."""
-        return there.take_from(owner, values)
+        found = there.take_from(owner, values)
+        for value, whole in zip(values, found, strict=True):
+            there.kept.name_as(whole, owner.kept, value)
+        return found
 
     @property
     def waits(self) -> int:  # type: ignore[override]
@@ -179,17 +199,17 @@ class SpreadExecutor(Executor):
         self, given: Sequence[torch.Tensor], written: Sequence[torch.Tensor], draws: int | None
     ) -> RemoteExecutor:
         if draws is not None:
-            return self._drawing(draws)
-        owners = map(self._owner, (*written, *given))
+            return self.drawing(draws)
+        owners = map(self.owner, (*written, *given))
         return next((owner for owner in owners if owner in self.executors), self.executors[0])
 
-    def _drawing(self, index: int) -> RemoteExecutor:
+    def drawing(self, index: int) -> RemoteExecutor:
         """What has the generator of ``remote_accelerator:index``."""
         return self._at(index)
 
     def _copy(self, value: torch.Tensor, there: RemoteExecutor) -> torch.Tensor:
         """The same value on a copy of its storage there."""
-        return _on(there.take_from(self._owner(value), [value])[0], value)
+        return _on(there.take_from(self.owner(value), [value])[0], value)
 
     def move(self, value: torch.Tensor, index: int) -> torch.Tensor:
         there = self._at(index)
@@ -199,14 +219,14 @@ class SpreadExecutor(Executor):
     def fetch(self, values: Sequence[torch.Tensor], whole: bool = False) -> list[torch.Tensor]:
         places: dict[Any, list[int]] = {}
         for k, value in enumerate(values):
-            places.setdefault(self._owner(value), []).append(k)
+            places.setdefault(self.owner(value), []).append(k)
         found: dict[int, torch.Tensor] = {}
         for executor, at in places.items():
             found.update(zip(at, executor.fetch([values[k] for k in at], whole), strict=True))
         return [found[k] for k in range(len(values))]
 
     def address(self, value: torch.Tensor) -> int:
-        owner = self._owner(value)
+        owner = self.owner(value)
         found = owner.address(value)
         return found and (self._holders.index(owner) << _APART) + found
 
@@ -214,7 +234,7 @@ class SpreadExecutor(Executor):
         return self._at(index).adopt(tensors)
 
     def copied_storage(self, value: torch.Tensor) -> torch.Tensor:
-        return self._owner(value).copied_storage(value)
+        return self.owner(value).copied_storage(value)
 
     def home(self, memory: torch.UntypedStorage) -> int:
         return next((e.home(memory) for e in self._holders if e._mirror_of(memory) is not None), memory._cdata)
@@ -225,11 +245,11 @@ class SpreadExecutor(Executor):
 
     # ---- generators --------------------------------------------------------------------------------------------------
     def rng(self, index: int) -> AbstractContextManager[None]:
-        return self._drawing(index).rng(index)
+        return self.drawing(index).rng(index)
 
     def generator_state(self, index: int) -> torch.Tensor:
         """State of the generator of ``remote_accelerator:index``."""
-        return self._drawing(index).generator_state(index)
+        return self.drawing(index).generator_state(index)
 
     def seed(self, seed: int, besides: Sequence[int] = ()) -> None:
         for executor in self.executors:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...base.errors import MaterializationError
 from ..execute import around_segments
 from ..execute.mapped_files import file_of
+from .exchange import no_memory
 from .sent_contents import Contents, digest_of
 
 if TYPE_CHECKING:
@@ -94,8 +94,7 @@ class Uploads:
             return
         failure, why = found
         self._absent, executor = number, self._executor
-        text = f"no memory for {nbytes:,} bytes on the worker: {why}"
-        executor._failures[failure] = MaterializationError.also(torch.OutOfMemoryError)(text)
+        executor._failures[failure] = no_memory(f"no memory for {nbytes:,} bytes on the worker: {why}")
         executor._epochs[0] = failure
         executor._died(number)
         if (plain := home()) is not None:

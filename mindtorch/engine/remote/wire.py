@@ -16,7 +16,7 @@ import torch
 
 __all__ = ["HERE", "PROTOCOL", "Hole", "Reference", "WireError", "dumps", "loads"]
 
-PROTOCOL = 5  # to be counted up with every change of what messages say, or how
+PROTOCOL = 6  # to be counted up with every change of what messages say, or how
 
 
 class WireError(ValueError):

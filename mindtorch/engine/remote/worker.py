@@ -7,7 +7,7 @@ and so is all that depends on it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from time import perf_counter_ns
 from typing import Any
@@ -29,6 +29,7 @@ from .mirrors import view
 from .plan_calls import filled_in, make_ready, results_of
 from .plans import Plan
 from .results import as_bytes, contents, taken_apart
+from .set_aside import OUT_OF_MEMORY, SetAside, is_out_of_memory, kind_of, unwritten
 from .wire import WireError, dumps, loads
 
 __all__ = ["Worker"]
@@ -48,15 +49,16 @@ class Worker(HeldStorages):
     """Keeps storages and runs requests. ``device``: ``cpu``, or a CUDA device of its process.
 
     parcels: contents of storages on the way from one worker to another, or the number of the failure because of which
-    there are none, by ticket. Whoever has the workers takes them there. folders: where it may look for files.
+    there are none, by ticket. Whoever has the workers takes them there. folders: where it may look for files. memory:
+    what is set aside for messages.
     """
 
     def __init__(
         self, device: str = "cpu", parcels: dict[int, bytes | bytearray | int] | None = None,
-        folders: Sequence[str] = (),
+        folders: Sequence[str] = (), memory: SetAside | None = None,
     ) -> None:  # fmt: skip
         self._local = LocalExecutor(device)
-        super().__init__(self._local.device, parcels, folders)
+        super().__init__(self._local.device, parcels, folders, memory)
         self._definitions: list[Definition] = []
         self._plans: list[Plan] = []
         self._over = False  # was a message refused? Nobody knows what another one is about then
@@ -73,10 +75,24 @@ class Worker(HeldStorages):
         if self._over:
             raise WireError("expected no message after one that was refused")
         self._over = True
+        self._memory.release()
         with quiet():
-            found = [getattr(self, name)(*given) for name, *given in self._checks.message(loads(message))]
+            found = [self._answer(name, given) for name, *given in self._checks.message(loads(message))]
         self._over = False
+        self._memory.short()
         return found
+
+    def _answer(self, name: str, given: list[Any]) -> Any:
+        if name not in _HOLDING:
+            self._memory.release()
+        try:
+            return getattr(self, name)(*given)
+        except (MemoryError, RuntimeError) as error:
+            self._memory.release()
+            without = _WITHOUT_MEMORY.get(name)
+            if without is None or not is_out_of_memory(error):
+                raise
+            return without(self, str(error) or "out of memory", *given)
 
     # ---- the other side ----------------------------------------------------------------------------------------------
     def hello(self, side: tuple) -> tuple:
@@ -120,11 +136,13 @@ class Worker(HeldStorages):
         Answers (failures, corrections, times, failed, lost, idle, otherwise): (record, number, kind of error, text);
         what came otherwise than predicted; where ``timed`` (start, end) of each record in ns, None for those that did
         not run; (output, failure's number); (record, failure's number, storage's) of what was not written; how many
-        records did not run, or failed; and (calls by a shorter way, calls in place, their bytes).
+        records did not run, or failed; and (calls by a shorter way, calls in place, their bytes,
+        calls without Python).
         """
         plan = self._plans[number]
         plan.change(positions, changed)
         described = plan.described()
+        short = self._memory.short()
         values: list[Any] = [self._or_failed(each) for each in described]
         begun = values[:]
         n_given = len(values)
@@ -136,7 +154,7 @@ class Worker(HeldStorages):
         overwritten = self._overwritten
         not_written: dict[int, tuple[int, int]] = {}  # of those, what was to be written here
         drawing, stack = -1, ExitStack()
-        repeats = plan.fill() and not timed
+        repeats = plan.fill() and not timed and short is None
         with quiet(), without_what_was_said(), stack:
             k = -1
             while (k := k + 1) < len(plan.steps):
@@ -153,6 +171,7 @@ class Worker(HeldStorages):
                     failed = next((t.number for t in tensors if isinstance(t, Failed)), None)
                     if failed is None and overwritten:
                         failed = self._not_written(tensors)
+                    error = short if failed is None else None
                 if failed is None and error is None:
                     if definition.random >= 0 and drawing != definition.random:
                         stack.close()
@@ -172,7 +191,7 @@ class Worker(HeldStorages):
                 if error is not None:
                     self._failures += 1
                     failed = self._failures
-                    failures.append((k, failed, type(error).__name__, str(error)))
+                    failures.append((k, failed, kind_of(error), str(error)))
                 if failed is not None:
                     idle += 1
                     if timed:
@@ -191,6 +210,27 @@ class Worker(HeldStorages):
         self._keep(plan, values, base)
         lost = self._lost(plan, base, zip(begun, described, strict=True), not_written) if not_written else []
         return failures, corrections, times, without, lost, idle, plan.ready.counted()
+
+    def _run_without_memory(
+        self, why: str, number: int, base: int, _positions: bytes, _changed: bytes, timed: bool
+    ) -> tuple:
+        """What `run` answers where there is no memory for it: that nothing of the plan was computed or written."""
+        plan = self._plans[number]
+        plan.did_not_run()
+        self._failures += 1
+        failed, n = self._failures, len(plan.steps)
+        outputs = sum(len(step.definition.predicted) for step in plan.steps)
+        for k in plan.kept:
+            self._storages[base + k] = Failed(failed)
+        lost, described = [], plan.described()
+        for i, k in unwritten(plan).items():
+            held = self._storages[described[i][0]]
+            if isinstance(held, torch.Tensor):
+                self._overwritten.setdefault(_address(held), (failed, held.untyped_storage()))
+                lost.append((k, failed, described[i][0]))
+        times = [None] * n if timed else []
+        without = [(k, failed) for k in range(outputs)]
+        return [(0, failed, OUT_OF_MEMORY, why)], [], times, without, lost, n, (0, 0, 0)
 
     def _keep(self, plan: Plan, values: Sequence[Any], base: int) -> None:
         """Outputs that the plan keeps are storages from now on."""
@@ -247,6 +287,7 @@ class Worker(HeldStorages):
             return "failed", error.number
         if self._overwritten and (failed := self._not_written(tensors)) is not None:
             return "failed", failed
+        self._memory.hold()
         known = {t.untyped_storage()._cdata: described[0] for t, described in zip(tensors, given, strict=True)}
         made = functions.called(function)
         cargs = tuple(filled_in(a, tensors, self._device) for a in args)
@@ -262,7 +303,7 @@ class Worker(HeldStorages):
             try:
                 out = made(*cargs, **ckwargs)
             except Exception as error:  # noqa: BLE001 - told to the client, who raises it
-                raised = ("raised", type(error).__name__, str(error))
+                raised = ("raised", kind_of(error), str(error))
         numbers = iter(range(base, base + (1 << 30)))
         same = {id(t): k for k, t in enumerate(tensors)}
         try:
@@ -334,6 +375,19 @@ class Worker(HeldStorages):
     def sync(self) -> None:
         """Return when all is done."""
         self._local.sync()
+
+
+#: Requests that make values, or take next to no memory; all others may take what is set aside.
+_HOLDING = frozenset({"call", "copy", "fill", "free", "give", "reserve", "run", "seen", "small", "take", "upload"})
+#: What a request is answered with where there is no memory for it, given why. Others must not fail.
+_WITHOUT_MEMORY: dict[str, Callable[..., Any]] = {
+    "call": lambda _worker, why, *_given: ("raised", OUT_OF_MEMORY, why),
+    "digest": lambda _worker, _why, numbers: [None] * len(numbers),
+    "fetch": lambda _worker, why, _described: ("memory", why),
+    "run": Worker._run_without_memory,
+    "small": lambda _worker, _why, numbers: [None] * len(numbers),
+    "storage": lambda _worker, why, _number: ("memory", why),
+}
 
 
 def _address(t: Any) -> int:

@@ -38,8 +38,8 @@ from mindtorch.engine.semantics.no_gradients import without_gradients
 __all__ = ["Generated", "cached", "install", "listeners", "over", "uninstall"]
 
 log = logging.getLogger(__name__)
-_FORWARD, _PREFILL, _DECODE = map(context.PHASES.index, ("forward", "prefill", "decode"))
-_CANDIDATE = context.CANDIDATE
+_PREFILL, _DECODE = map(context.PHASES.index, ("prefill", "decode"))
+_CANDIDATE, _FORWARD = context.CANDIDATE, context.INFERENCE
 _NAMES = ("inputs_embeds", "input_ids", "decoder_inputs_embeds", "decoder_input_ids")  # the last there is counts
 _NO_IDS = ("mask", "position", "token_type", "labels")  # in the names of other integers
 _INTEGERS = (torch.int64, torch.int32)

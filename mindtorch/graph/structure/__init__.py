@@ -1,4 +1,6 @@
-"""Parts of a program's phases, told from what graphs of its calls show: towers, sampling, diffusion steps.
+"""Parts of a program's phases, told from what graphs of its calls show: towers, sampling, diffusion steps, inference.
+
+Inference is what a model that the run trains computes without gradients, as far as it is no other part.
 
 Nothing is told from names: where the structure does not say it, there is no part.
 """
@@ -17,23 +19,30 @@ from .equal_blocks import Names, holds
 from .feedback import denoising, sampling
 from .towers import Seen, look, towers
 
-__all__ = ["DIFFUSION", "SAMPLING", "Parts", "find_parts", "holds", "part_lines", "parts_of"]
+__all__ = ["DIFFUSION", "INFERENCE", "SAMPLING", "Parts", "find_parts", "holds", "part_lines", "parts_of"]
 
-SAMPLING, DIFFUSION = "sampling", "diffusion steps"
+SAMPLING, DIFFUSION, INFERENCE = "sampling", "diffusion steps", "inference"
 _BACKWARD = PHASES.index("backward")
 _MOST = 200_000  # nodes of a graph whose parts are shown with it
 
 
 class Parts(NamedTuple):
     """modules: {a module: its part}, none of which lies in another one. nodes: of each graph, those outside of these
-    modules that are part of something."""
+    modules that are part of something. alone: modules of `modules` that are it only where they are called without
+    gradients, since the run also trains them. trained: the models that it trains."""
 
     modules: dict[Names, str]
     nodes: list[dict[int, str]]
+    alone: frozenset[Names]
+    trained: frozenset[str]
 
-    def of(self, module: Names) -> str:
-        """The part that a module is in; empty for none."""
-        return next((part for depth in range(1, len(module) + 1) if (part := self.modules.get(module[:depth]))), "")
+    def of(self, module: Names, inference: bool) -> str:
+        """The part that a module is in; empty for none. inference: where it is called without gradients."""
+        around = (
+            module[:depth] for depth in range(1, len(module) + 1) if inference or module[:depth] not in self.alone
+        )
+        part = next((part for each in around if (part := self.modules.get(each))), "")
+        return part or (INFERENCE if inference and module[0] in self.trained else "")
 
 
 def find_parts(graphs: Sequence[ComputationGraph], flows: Sequence[Flows] | None = None) -> Parts:
@@ -52,17 +61,13 @@ def find_parts(graphs: Sequence[ComputationGraph], flows: Sequence[Flows] | None
         for loop in denoising(flow, modules):
             loops.append((loop.module, len(nodes) - 1))
             nodes[-1] |= dict.fromkeys(loop.nodes, DIFFUSION)
-    # A model that the run also trains is called forward for other ends, and its rows do not say for which.
-    vague = {module for module, _ in loops if any(holds(module, names) for names in trained)}
-    for module, number in loops:
-        if module in vague:
-            nodes[number] = {node: part for node, part in nodes[number].items() if part != DIFFUSION}
-    denoisers = {module for module, _ in loops} - vague
-    found: dict[Names, str] = dict.fromkeys(denoisers, DIFFUSION)
+    found: dict[Names, str] = dict.fromkeys((module for module, _ in loops), DIFFUSION)
+    alone = frozenset(module for module in found if any(holds(module, names) for names in trained))
+    denoisers = found.keys() - alone
     for module, name in towers(seen).items():
         if not any(holds(module, each) or holds(each, module) for each in denoisers):
-            found[module] = name
-    return Parts(found, nodes)
+            found.setdefault(module, name)
+    return Parts(found, nodes, alone, frozenset(names[0] for names in trained if names))
 
 
 def _modules(graph: ComputationGraph) -> list[Names]:
@@ -81,14 +86,16 @@ def parts_of(graph: ComputationGraph) -> list[tuple[str, list[str], list[int]]]:
     if len(whole) > _MOST:
         return []
     parts = find_parts([whole])
-    names = dict.fromkeys([*parts.modules.values(), *parts.nodes[0].values()])
+    # Of a model that the graph also trains, its calls are of both kinds, and only a profile tells them apart.
+    modules = {module: of for module, of in parts.modules.items() if module not in parts.alone}
+    nodes = {node: of for node, of in parts.nodes[0].items() if of != DIFFUSION or not parts.alone}
     return [
         (
             name,
-            [".".join(module) for module, of in parts.modules.items() if of == name],
-            [node for node, of in sorted(parts.nodes[0].items()) if of == name] if whole is graph else [],
+            [".".join(module) for module, of in modules.items() if of == name],
+            [node for node, of in sorted(nodes.items()) if of == name] if whole is graph else [],
         )
-        for name in names
+        for name in dict.fromkeys([*modules.values(), *nodes.values()])
     ]
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from mindtorch import ops
+from mindtorch._ext import context, ledger
 from mindtorch._ext import lazy as _core
-from mindtorch._ext import ledger
 from mindtorch._ext.opinfo import Op
 from mindtorch.devices.lazy_device import DATALESS
 from mindtorch.engine.execute import values
@@ -23,7 +23,7 @@ from mindtorch.profile.estimate.compiling import FUSED, GRAPHED, TUNED, within_k
 from mindtorch.profile.estimate.data_loading import BESIDE, HOSTS
 from mindtorch.profile.measure.collect import describe
 from mindtorch.profile.report.forecast import Forecast
-from mindtorch.profile.report.rows import LOCATION, MODULE, NS, PHASE, as_table, exact
+from mindtorch.profile.report.rows import LOCATION, MODULE, NS, PHASE, as_table, exact, told_as
 
 __all__ = ["DistinctCalls", "call_of"]
 
@@ -150,7 +150,8 @@ class DistinctCalls:
         if forecast is None or forecast.target.model is not None:
             return found, launched
         signatures, host = self.numbers(calls), np.zeros(len(calls))
-        phases = calls["phase"] & (ledger.ENTERED - 1)
+        phases, busy_in = calls["phase"] & (ledger.ENTERED - 1), told_as(rows)[:, PHASE]
+        phases[phases == context.INFERENCE] = context.read_as(context.INFERENCE)  # all of a phase waits together
         for phase in np.unique(phases).tolist():
             for flag in (0,) if how is None else np.unique(how).tolist():
                 if not flag & (GRAPHED | BESIDE):
@@ -160,11 +161,11 @@ class DistinctCalls:
                             for n in range(len(self.works))]  # fmt: skip
                     host[mine] = np.array(each)[signatures[mine]]
             host[reads & (phases == phase)] = op_time.read_seconds(forecast.target)
-            there, busy = calls[phases == phase], rows[rows[:, PHASE] == phase]
+            there, busy = calls[phases == phase], rows[busy_in == phase]
             launched[phase] = float(host[phases == phase].sum())
             wait = int(launched[phase] * 1e9 - int(busy[:, NS].sum()))
             if wait > 0:
-                found += _shared(wait, phase, there, host[phases == phase], busy)
+                found += _shared(wait, there, host[phases == phase], busy)
         return found, launched
 
     def numbers(self, calls: Any) -> Any:
@@ -173,21 +174,23 @@ class DistinctCalls:
         return np.array([self.number(sig) for sig in own.tolist()], int)[which]
 
 
-def _shared(wait: int, phase: int, calls: Any, host: Any, busy: Any) -> list[tuple[int, ...]]:
-    """Rows that sum to `wait` ns, by module and line. host: seconds of each of the calls; busy: the device's rows."""
-    ahead: dict[tuple[int, int], float] = defaultdict(float)
-    places, which = np.unique(np.stack([calls["module"], calls["location"]], 1), axis=0, return_inverse=True)
-    for (module, line), seconds in zip(places.tolist(), np.bincount(which.ravel(), host).tolist(), strict=True):
-        ahead[module, line] += seconds * 1e9
-    for module, line, ns in busy[:, [MODULE, LOCATION, NS]].tolist():
-        ahead[module, line] -= ns
+def _shared(wait: int, calls: Any, host: Any, busy: Any) -> list[tuple[int, ...]]:
+    """Rows that sum to `wait` ns, by module, line and phase. host: seconds of each of the calls; busy: the device's
+    rows."""
+    ahead: dict[tuple[int, ...], float] = defaultdict(float)
+    made = np.stack([calls["module"], calls["location"], calls["phase"] & (ledger.ENTERED - 1)], 1)
+    places, which = np.unique(made, axis=0, return_inverse=True)
+    for place, seconds in zip(places.tolist(), np.bincount(which.ravel(), host).tolist(), strict=True):
+        ahead[tuple(place)] += seconds * 1e9
+    for *place, ns in busy[:, [MODULE, LOCATION, PHASE, NS]].tolist():
+        ahead[tuple(place)] -= ns
     shares = {place: ns for place, ns in ahead.items() if ns > 0}
     whole, told, passed = sum(shares.values()), 0, 0.0
     found = []
-    for (module, line), ns in shares.items():  # by what was told so far, so that nothing is lost to rounding
+    for place, ns in shares.items():  # by what was told so far, so that nothing is lost to rounding
         passed += ns
         until = min(round(wait * passed / whole), wait)
-        found.append((0, module, line, phase, 1, until - told, 0))
+        found.append((0, *place, 1, until - told, 0))
         told = until
     return [row for row in found if row[NS]]
 

@@ -64,7 +64,7 @@ from mindtorch.profile.measure.iterations import from_end_to_end
 from mindtorch.profile.measure.run import Run
 from mindtorch.profile.report.forecast import Forecast
 from mindtorch.profile.report.recording import STAGES, Places, Recording, Repeated, Stage, furthest, of_the_loop
-from mindtorch.profile.report.rows import CALLS, PHASE, SIG, as_table, grouped
+from mindtorch.profile.report.rows import CALLS, PHASE, SIG, as_table, grouped, told_as
 
 #: How unknown values decide sizes, and in which operations.
 _SIZED = {
@@ -325,7 +325,7 @@ class Estimator(Run):
         repeated = None
         if count and self._forecast:
             table, launching = self._times(found, at[(at >= since) & (at < until)], reads)
-            repeated = Repeated(count, grouped(table, SIG, PHASE), launching)
+            repeated = Repeated(count, grouped(told_as(table), SIG, PHASE), launching)
         peak_bytes = max(found.peak(first, last) for first, last in stretches)
         by_line = reads_of(self.marks, self.iterations.began, stretches)
         self.stages[stage] = Stage(

@@ -73,10 +73,16 @@ class MemoryTimeline:
         return int(part.max(initial=0))
 
     def peaks_by(self, field: str, stretches: Sequence[tuple[int, int]]) -> dict[int, int]:
-        """Most bytes live at positions of each value of ``calls[field]``, within these stretches of positions."""
+        """Most bytes live at positions of each value of ``calls[field]``, within these stretches of positions.
+
+        Phases are those that a report tells.
+        """
         keys = np.concatenate([self.calls[field][first:last] for first, last in stretches])
         live = np.concatenate([self.live[first + 1 : last + 1] for first, last in stretches])
-        values, which = np.unique(keys & 0xFF if field == "phase" else keys, return_inverse=True)
+        if field == "phase":
+            keys &= 0xFF
+            keys[keys == context.INFERENCE] = context.read_as(context.INFERENCE)
+        values, which = np.unique(keys, return_inverse=True)
         most = np.zeros(len(values), np.int64)
         np.maximum.at(most, which, live)
         return {int(v): int(m) for v, m in zip(values, most, strict=True)}

@@ -199,7 +199,7 @@ class DeviceOps:
         found: list[tuple[int, ...]] = []
         for (sig, module, location, phase), ns in hidden.items():
             ns = ns if whole <= overhead else ns * overhead // whole  # between ops were also imports, and compiling
-            phase = context.PHASES.index("forward") if phase == context.CANDIDATE else phase
+            phase = context.INFERENCE if phase == context.CANDIDATE else phase
             found.append((sig, module, location, phase, 0, ns, 0))
             self._window.busy += ns
             self.hidden += ns

@@ -49,7 +49,7 @@ BLOCK = np.dtype([("nbytes", "u8"), ("module", "u4"), ("location", "u4"), ("sig"
 _OUTLIVED, _DIFFERENTIATED = 1, 2  # bits, as in _ext/stretches.pxd
 POINTS = 400  # of a timeline
 _OTHER, _BACKWARD, _OPTIMIZER, _DATA = map(context.PHASES.index, ("other", "backward", "optimizer", "data"))
-_FORWARD = [*FORWARD, context.CANDIDATE]  # whichever that was
+_FORWARD = [*FORWARD, context.CANDIDATE, context.INFERENCE]  # whichever that was
 
 #: What is told by `say`, of profiles that measure.
 listening: list[Callable[[torch.Tensor, int], None]] = []

@@ -29,7 +29,7 @@ from mindtorch.profile.report.lines import line_rows
 from mindtorch.profile.report.made_of import Labels, pattern_rows
 from mindtorch.profile.report.phase_parts import part_rows
 from mindtorch.profile.report.recording import LOADER, WORKERS, Recording, stage_tables
-from mindtorch.profile.report.rows import LOCATION, PHASE, SIG, Row, grouped
+from mindtorch.profile.report.rows import LOCATION, PHASE, SIG, Row, grouped, told_as
 from mindtorch.profile.report.times import quartiles, seconds
 from mindtorch.profile.report.tree import module_rows
 from mindtorch.profile.report.unseen import unseen
@@ -50,7 +50,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
     stage = seen.stages[main]
     tables, waited = stage_tables(seen)
     waits = {name: _by_what(found) for name, found in waited.items()}
-    every = tables[main]
+    every = told_as(tables[main])
     rows, by_phase, labels = grouped(every, SIG), grouped(every, SIG, PHASE), _labels(seen)
     forecast = None
     if seen.target is not None:
@@ -73,7 +73,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
     share = time_ns / spent if spent else 1.0  # of the time of the run, what is the program's own
     placed, made_of = list(map(Row._make, every.tolist())), Labels(seen.samples, seen.names)
     patterns, failed = pattern_rows(seen, placed, made_of, forecast)
-    parts, parts_failed = part_rows(seen, placed, forecast, made_of.flows)
+    parts, parts_failed = part_rows(seen, map(Row._make, tables[main].tolist()), forecast, made_of.flows)
     report: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "tool": {"mindtorch": _version(), "torch": str(torch.__version__), "python": platform.python_version()},

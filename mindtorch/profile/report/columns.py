@@ -62,6 +62,9 @@ def sums(
     return found
 
 
+REST = "the rest"  # what is in none of a phase's parts
+
+
 class Column(NamedTuple):
     """key: the field. value: of the rows' sums; None where the table itself knows it, or nothing is to be stored.
 

@@ -16,13 +16,13 @@ from mindtorch.base.errors import UsageError
 from mindtorch.profile.report import matching
 from mindtorch.profile.report.between_ops import between
 from mindtorch.profile.report.from_file import check
-from mindtorch.profile.report.step_times import STEPS, busy, figure, of_steps, timed
+from mindtorch.profile.report.phase_differences import differing
+from mindtorch.profile.report.step_times import SHARED, STEPS, busy, figure, of_steps, timed
 
 #: Of the dict that `compare` makes, as `export.SCHEMA_VERSION` is of a report.
 DIFFERENCE_VERSION = 1
 #: Counts of a row.
 COUNTS = ("ops", "flops", "macs", "bytes")
-SHARED = 2.5e-9  #: seconds: an estimate gives each line its share of the waiting in whole nanoseconds
 
 _HALF = 0.5  # of a step's difference
 _MACHINE = "the same operations took a different time: that may be the machine, as the noise between runs is unknown"
@@ -65,6 +65,7 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any], names: tuple[st
         "totals": _totals(before, after, times),
         "memory": _kinds_of_memory(before, after),
         "held": _held(before, after, join),
+        "phases": differing(before, after, _sized(before)),
         "modules": _modules(before, after, join, rows),
         "renamed": join.renamed(),
         "detail": _detail(before, after, join, rows),

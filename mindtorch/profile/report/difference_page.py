@@ -14,9 +14,9 @@ from mindtorch.base.document import document
 from mindtorch.base.formats import atomic
 from mindtorch.profile.report import flame_boxes, stacks
 from mindtorch.profile.report.conditions import where
-from mindtorch.profile.report.difference import SHARED
 from mindtorch.profile.report.flame_boxes import short
 from mindtorch.profile.report.repeated_rows import folded, total
+from mindtorch.profile.report.step_times import SHARED
 
 #: What a page has at most, so that it stays small whatever differs: rows of each table.
 ROWS = 1500
@@ -67,6 +67,15 @@ def contents(difference: Mapping[str, Any]) -> dict[str, Any]:
         "most": _most(difference),
         "renamed": _renamed(difference)[:ROWS],
         "held": _table(difference["held"], ("category", "file", "line", "before", "after"), ("category",), ()),
+        "phases": _table(
+            [
+                {**row, "module": "", "category": row["part"] or row["phase"], "phase": row["part"] and row["phase"]}
+                for row in difference["phases"]
+            ],
+            ("category", "phase", "what"),
+            ("category", "phase", "what"),
+            _SHOWN,
+        ),
         "modules": _table(
             [row for row in difference["modules"] if _figures(row)],
             ("class", "what"),

@@ -67,10 +67,9 @@ def _thread(start: Any, end: Any, kind: Any, phase: Any, names: list[str], edges
         if (mine := kind == i).any():
             found["kinds"][name] = np.rint(covered(start[mine], end[mine], edges)).astype(np.int64).tolist()
     by_phase: dict[int, Any] = defaultdict(lambda: np.zeros(len(edges) - 1))
-    forward = context.PHASES.index("forward")
     for i in np.unique(phase).tolist():
         mine = phase == i
-        by_phase[forward if i == context.CANDIDATE else i] += covered(start[mine], end[mine], edges)
+        by_phase[context.read_as(i)] += covered(start[mine], end[mine], edges)
     table = np.array(list(by_phase.values()))
     most = np.array(list(by_phase))[table.argmax(0)]
     found["phases"] = np.where(table.max(0) > 0, most, -1).tolist()

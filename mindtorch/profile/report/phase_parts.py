@@ -1,4 +1,4 @@
-"""Parts of the report's phases: towers, sampling, diffusion steps; what they are is told from graphs of a few calls.
+"""Parts of the report's phases; what they are is told from graphs of a few calls (`mindtorch.graph.structure`).
 
 Of a phase that has any, the parts and the rest sum to the phase: each row of the profile is in one of them.
 """
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from mindtorch._ext import context
 from mindtorch._ext.signals import by_signal_handler
-from mindtorch.graph.structure import find_parts
-from mindtorch.profile.report.columns import PHASES, Sums, sums, values
+from mindtorch.graph.structure import INFERENCE, find_parts
+from mindtorch.profile.report.columns import PHASES, REST, Sums, sums, values
 
 if TYPE_CHECKING:
     from mindtorch.graph.patterns import Flows
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from mindtorch.profile.report.recording import Recording
     from mindtorch.profile.report.rows import Row
 
-__all__ = ["REST", "part_rows"]
+__all__ = ["part_rows"]
 
-REST = "the rest"
 _IN_ORDER = ("data", "prefill", "decode", "forward", "backward", "optimizer", "other")  # as the phases of a report
 _FORWARD = context.PHASES.index("forward")
 _GENERATING = {context.PHASES.index(name) for name in ("prefill", "decode")}
 
 
 def part_rows(
-    seen: Recording, rows: Sequence[Row], forecast: Forecast | None, flows: Sequence[Flows]
+    seen: Recording, rows: Iterable[Row], forecast: Forecast | None, flows: Sequence[Flows]
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """(A row per part of a phase, the longest first, then one for the rest, and none of a phase without parts; why
     they cannot be told, a line, if the search failed.)
 
-    rows: by signature, module, line and phase. flows: those of the samples' graphs, as `find_patterns` has made them.
+    rows: by signature, module, line and phase, calls without gradients apart. flows: those of the samples' graphs, as
+    `find_patterns` has made them.
     modules: those that are the part; none of what lies outside of modules.
     calls: of that module, where they are all in this phase.
     """
@@ -46,19 +46,20 @@ def part_rows(
         if by_signal_handler(error):
             raise
         return [], [f"the search for parts of phases failed: {type(error).__name__}: {error}"]
-    return (_rows(seen, rows, forecast, parts) if parts.modules or any(parts.nodes) else []), []
+    known = parts.modules or parts.trained or any(parts.nodes)
+    return (_rows(seen, list(rows), forecast, parts) if known else []), []
 
 
 def _rows(seen: Recording, rows: Sequence[Row], forecast: Forecast | None, parts: Parts) -> list[dict[str, Any]]:
     found: dict[int, dict[str, Sums]] = defaultdict(dict)
-    inside: set[tuple[int, str]] = set()  # those that modules do
+    inside: dict[tuple[int, str], dict[str, None]] = defaultdict(dict)  # those that modules do: of which models
     parted = _Parted(seen, parts, rows)
 
     def key(row: Row) -> tuple[int, str]:
-        part = parted.part(row)
+        phase, part = context.read_as(row.phase), parted.part(row)
         if row.module:
-            inside.add((row.phase, part))
-        return row.phase, part
+            inside[phase, part][context.module_path(row.module).split(".")[0]] = None
+        return phase, part
 
     for (phase, part), of in sums(seen, rows, forecast, key).items():
         found[phase][part] = of
@@ -70,9 +71,17 @@ def _rows(seen: Recording, rows: Sequence[Row], forecast: Forecast | None, parts
         if not of_phase.keys() - {""}:
             continue
         for part, of in sorted(of_phase.items(), key=lambda item: (not item[0], -item[1].ns)):
-            own = parts.modules.items() if (phase, part) in inside else ()
-            modules = [".".join(names) for names, its in own if its == part]
-            counted = phase == _FORWARD and part not in generates and len(modules) == 1
+            models = inside.get((phase, part), ())
+            names = [names for names, its in parts.modules.items() if its == part and models]
+            if part == INFERENCE:
+                names = [(model,) for model in models]
+            modules = list(map(".".join, names))
+            counted = (
+                phase == _FORWARD
+                and part not in generates
+                and len(names) == 1
+                and not (part == INFERENCE or names[0] in parts.alone)
+            )
             made.append({
                 "phase": name,
                 "name": part or REST,
@@ -94,7 +103,7 @@ class _Parted:
 
     def __init__(self, seen: Recording, parts: Parts, rows: Iterable[Row]) -> None:
         self._seen, self._parts = seen, parts
-        self._modules: dict[int, str] = {}
+        self._modules: dict[tuple[int, bool], str] = {}
         self._lines: dict[int, Any] = {}
         self._outside = _outside(seen.samples, parts)
         on_line: dict[Any, set[str]] = defaultdict(set)
@@ -109,10 +118,11 @@ class _Parted:
             if not row.sig:
                 return self._of_line.get(self._line(row), "")
             return self._outside.get((self._line(row), self._seen.op_name(row.sig)), "")
-        part = self._modules.get(row.module)
+        at = row.module, row.phase == context.INFERENCE
+        part = self._modules.get(at)
         if part is None:
             names = tuple(context.module_path(row.module).split("."))
-            part = self._modules[row.module] = self._parts.of(names)
+            part = self._modules[at] = self._parts.of(names, at[1])
         return part
 
     def _line(self, row: Row) -> Any:

@@ -67,7 +67,7 @@ function tiles() {
 // The largest difference of a column, which the others are graded by.
 const largest = (rows, metric) => Math.max(...rows.map((row) => Math.abs(less(row.figures[metric] || [0, 0]))), 0);
 
-function pairTable({ id, caption, name, table, named, words }) {
+function pairTable({ id, caption, name, table, named, words, sums = true }) {
   const metrics = Object.keys(METRICS).filter((metric) => table.rows.some((row) => row.figures[metric] && less(row.figures[metric])));
   const most = Object.fromEntries(metrics.map((metric) => [metric, largest(table.rows, metric)]));
   const columns = metrics.map((metric) => [metric, title(metric)]);
@@ -82,7 +82,7 @@ function pairTable({ id, caption, name, table, named, words }) {
   const sum = (rows, rest) => ({ all: true, figures: Object.fromEntries(metrics.map((metric) => [metric,
     [...rows.map((row) => row.figures[metric]), rest && rest.figures[metric]].filter(Boolean).reduce((found, pair) => [found[0] + pair[0], found[1] + pair[1]], [0, 0])])) });
   return sortedTable({ id, caption, name, table, rows: table.rows, columns, named, words, by: metrics[0], made, sum,
-    order: (row, [metric]) => Math.abs(less(row.figures[metric] || [0, 0])), summed: ([metric]) => !measured || metric !== "time" });
+    order: (row, [metric]) => Math.abs(less(row.figures[metric] || [0, 0])), summed: ([metric]) => sums && (!measured || metric !== "time") });
 }
 
 const place = (row) => (row.file ? `${base(row.file)}:${row.line}` : "");
@@ -133,8 +133,8 @@ function memorySection() {
   return section("memory", "Memory", ...parts);
 }
 
-function tableSection(id, name, head, note, table) {
-  return table.rows.length ? section(id, name, el("p", { class: "note" }, note), ...pairTable({ id: `${id}-table`, caption: name, name: head, table, named: rowName, words: rowWords })) : null;
+function tableSection(id, name, head, note, table, more) {
+  return table.rows.length ? section(id, name, el("p", { class: "note" }, note), ...pairTable({ id: `${id}-table`, caption: name, name: head, table, named: rowName, words: rowWords, ...more })) : null;
 }
 
 function runsSection() {
@@ -151,6 +151,7 @@ function build() {
     ...[...data.failed, ...data.notes].map((text) => el("p", { class: "warned" }, text)), tiles());
   const sections = [
     flameSection(), memorySection(),
+    tableSection("phases", "Phases", "phase", "Phases that differ, and those of their parts that do.", data.phases, { sums: false }),
     tableSection("modules", "Modules", "module", "Modules that differ themselves, not only in their submodules.", data.modules),
     tableSection("rows", "Rows", "operation", "Rows that differ, by module, operation, phase and line.", data.rows), runsSection(),
   ].filter(Boolean);

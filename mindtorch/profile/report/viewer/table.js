@@ -86,7 +86,7 @@ function sortedTable({ id, caption, name, table, whole, named, words, by, search
     const rest = query ? null : table.rest;
     const of_all = sum(found.map((i) => rows[i]), rest, columns);
     const what = query ? `${counted(found.length, "row")} found` : "all";
-    foot.replaceChildren(el("tr", {}, el("td", {}, what),
+    if (summedColumns.some(Boolean)) foot.replaceChildren(el("tr", {}, el("td", {}, what),
       ...columns.map((column, i) => (summedColumns[i] ? made(of_all, column) : el("td")))));
     more.hidden = found.length <= FIRST;
     more.textContent = all ? "Fewer rows" : `All ${count(found.length)} rows`;
