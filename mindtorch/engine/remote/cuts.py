@@ -184,7 +184,11 @@ def _memory(work: Work, division: Division, homes: Mapping[int, int], places: in
             last[slot] = k
         for slot, _nbytes in makes:
             last[slot] = k
-    now = np.zeros(places)
+    ends: dict[int, list[int]] = {}  # what dies with each record
+    for slot, k in last.items():
+        if slot not in work.stays and slot not in work.nbytes:
+            ends.setdefault(k, []).append(slot)
+    now = [0] * places
     has: dict[int, set[int]] = {}  # the places of each storage
     for slot, home in homes.items():
         now[home] += sizes[slot] + work.grows.get(slot, 0)
@@ -193,31 +197,38 @@ def _memory(work: Work, division: Division, homes: Mapping[int, int], places: in
             now[other] += sizes[slot]
             has[slot].add(other)
     owner = dict(homes)  # which has what it grows by
-    found = np.zeros((places, (len(work.records) + every - 1) // every or 1))
-    at = 0
-    for k, ((*_, makes), place) in enumerate(zip(work.records, division.places, strict=True)):
-        while at < len(division.stays) and division.stays[at][0] == k:
-            _k, slot, to, alone = division.stays[at]
-            at += 1
+    found: list[list[int]] = [] if work.records else [now]
+    stays = iter(division.stays)
+    coming = next(stays, None)
+    for k, (record, place) in enumerate(zip(work.records, division.places, strict=True)):
+        more = []  # places that have more than before
+        while coming is not None and coming[0] == k:
+            _k, slot, to, alone = coming
             if alone:
                 _alone(work, slot, to, sizes[slot], has, owner, now)
             else:
                 has[slot].add(to)
                 now[to] += sizes[slot]
-        for slot, _nbytes in makes:
+            more.append(to)
+            coming = next(stays, None)
+        for slot, nbytes in record[-1]:
             if slot not in has:
                 has[slot] = {place}
-                now[place] += sizes[slot]
-        np.maximum(found[:, k // every], now, out=found[:, k // every])
-        for slot in {*work.records[k][5], *[slot for slot, _nbytes in makes]}:
-            if last[slot] == k and slot not in work.stays and slot not in work.nbytes:
-                for each in has[slot]:
-                    now[each] -= sizes[slot]
-    return found
+                now[place] += nbytes
+                more.append(place)
+        if k % every == 0:
+            most = now.copy()
+            found.append(most)
+        for each in more:
+            most[each] = max(most[each], now[each])
+        for slot in ends.get(k, ()):
+            for each in has[slot]:
+                now[each] -= sizes[slot]
+    return np.array(found, float).T
 
 
 def _alone(
-    work: Work, slot: int, to: int, nbytes: int, has: dict[int, set[int]], owner: dict[int, int], now: np.ndarray
+    work: Work, slot: int, to: int, nbytes: int, has: dict[int, set[int]], owner: dict[int, int], now: list[int]
 ) -> None:
     """From here on, only one place has a storage."""
     for other in has.get(slot, ()):
