@@ -50,8 +50,8 @@ class Handler:
         return self.stepping if "/engine/remote/" in name and name.endswith(FILES) else None
 
     def line(self, frame: FrameType, event: str, arg: object) -> Any:
-        # As a block is left, Python 3.11 takes an exception of its tracer's for the block's own, at another depth; and a
-        # `try` that begins within one is no part of it. Signals come at neither.
+        # As a block is left, Python 3.11 takes an exception of its tracer's for the block's own, at another depth, and
+        # a `try` that begins within one is no part of it. Signals come at neither.
         passed = linecache.getline(*at(frame)).lstrip().startswith(("with ", "try:"))
         if event == "line" and not self.where and not passed:
             self.left -= 1
