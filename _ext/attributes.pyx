@@ -12,27 +12,33 @@ cdef extern from "Python.h":
 
 cdef Tape tape = None
 cdef object modes_on, functions_on, mode_at, harmless, device_at, below, handle_torch_function
+cdef object give_nodes
 
 cdef enum:
     # KIND: is it on a device of this type? BELOW: torch itself knows. GRADIENT: so it does, if that is one of ours
-    SHAPE, DTYPE, DEVICE, DIMENSIONS, KIND, BELOW, GRADIENT
+    # NODE: so it does, if there can be one
+    SHAPE, DTYPE, DEVICE, DIMENSIONS, KIND, BELOW, GRADIENT, NODE
 
 cdef dict KINDS = {"shape": SHAPE, "dtype": DTYPE, "device": DEVICE, "ndim": DIMENSIONS,
-                   "is_cpu": KIND, "is_cuda": KIND, "is_meta": KIND, "grad": GRADIENT}
+                   "is_cpu": KIND, "is_cuda": KIND, "is_meta": KIND, "grad": GRADIENT, "grad_fn": NODE, "is_leaf": NODE}
 
 
-def init(torch, default_device, place):
+def init(torch, default_device, place, nodes):
     """Hand in torch, the class of modes that set a default device, and what names the device of a place.
+
+    nodes: what gives views of integers the nodes that torch cannot make (engine.record.integer_views).
 
     Called once, after lazy.init().
     """
     global tape, modes_on, functions_on, mode_at, harmless, device_at, below, handle_torch_function
+    global give_nodes
     tape = get_tape()
     modes_on = torch._C._len_torch_function_stack
     functions_on = torch._C._is_torch_function_enabled
     mode_at = torch._C._get_function_stack_at
     harmless = default_device
     device_at = place
+    give_nodes = nodes
     below = torch._C._disabled_torch_function_impl
     handle_torch_function = torch.overrides.handle_torch_function
 
@@ -89,6 +95,8 @@ cdef class Attribute:
         cdef MetaS *m
         if self.kind == BELOW:
             return below(self.getter, (), (t,))
+        if self.kind == NODE:
+            return self.node(t)
         if self.kind == GRADIENT:
             found = below(self.getter, (), (t,))
             return found if found is None or handle_of(found) is not None else self.getter(t)
@@ -105,6 +113,14 @@ cdef class Attribute:
         if self.kind == DIMENSIONS:
             return len(<tuple>m.size)
         return m.device < 0 and device_at(m.device).type == self.name[3:]
+
+    cdef node(self, t):
+        try:
+            return below(self.getter, (), (t,))
+        except RuntimeError:
+            if not give_nodes((t,)):
+                raise
+        return below(self.getter, (), (t,))
 
     def answer(self, tuple args, dict kwargs):
         """What torch's getter gives, once modes and classes of the program have had their say."""

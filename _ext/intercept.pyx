@@ -48,10 +48,11 @@ cdef enum:
 cdef Tape tape = None
 cdef Key *K = current_key()
 # What the Python side hands in: callbacks of engine.record.intercept, and torch's state queries.
-cdef object infer, run_eagerly, run_whole, lift, mixed_devices, joined, on_record
+cdef object infer, run_eagerly, run_whole, without_nodes, lift, mixed_devices, joined, on_record
 cdef object inference_enabled, inference_mode, forward_ad
 cdef object excluded, past_autograd    # asked in a dispatch: whether it came through torch's dispatcher
 cdef object below, detach, increment_version, requires_grad, is_inference, functions_enabled, functions_below
+cdef object set_item
 cdef uint64_t n_whole = 0             # calls recorded at the function level
 cdef uint64_t n_dispatch = 0          # calls recorded at the dispatch level
 cdef bint logging = False, apart = False
@@ -61,11 +62,11 @@ cdef object evaluate = None, meet = None    # see set_mode
 
 def init(hooks, torch):
     """Hand in the callbacks of engine.record.intercept and the torch module. Called once, after lazy.init()."""
-    global tape, infer, run_eagerly, run_whole, lift, mixed_devices, joined, on_record
+    global tape, infer, run_eagerly, run_whole, without_nodes, lift, mixed_devices, joined, on_record
     global forward_ad, below, detach
     global excluded, past_autograd
     global inference_enabled, inference_mode, increment_version, requires_grad, is_inference
-    global functions_enabled, functions_below
+    global functions_enabled, functions_below, set_item
     tape = get_tape()
     inference_enabled = torch.is_inference_mode_enabled
     inference_mode = torch.inference_mode
@@ -82,6 +83,8 @@ def init(hooks, torch):
     infer = hooks.infer
     run_eagerly = hooks.run_eagerly
     run_whole = hooks.run_whole
+    without_nodes = hooks.without_nodes
+    set_item = torch.Tensor.__setitem__
     lift = hooks.lift
     mixed_devices = hooks.mixed_devices
     joined = hooks.joined
@@ -645,7 +648,24 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
     return out
 
 
-cdef inline object _go_on(OpInfo info, object func, object types, tuple args, object kwargs):
+cdef object _go_on(OpInfo info, object func, object types, tuple args, object kwargs):
+    cdef int64_t before = version_of(<PyObject *>args[0]) if PyTuple_GET_SIZE(args) else -1
+    cdef bint again = False
+    while True:
+        try:
+            return _gone_on(info, func, types, args, kwargs)
+        except RuntimeError as error:
+            if not str(error).startswith("Autograd not support dtype"):
+                raise
+            done = without_nodes(func, before, again, args, kwargs or {})
+            if done is None:
+                raise
+            if done:
+                return None if func is set_item else args[0]
+            again = True
+
+
+cdef inline object _gone_on(OpInfo info, object func, object types, tuple args, object kwargs):
     if info.twin is not None:
         func = info.twin               # it was tried
     if info.view and is_long(args, kwargs):

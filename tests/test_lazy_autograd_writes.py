@@ -130,3 +130,111 @@ def test_L7_what_a_custom_function_computes_in_grad_mode(name: str, same_as_eage
         return x.grad, y, z, loss, type(y.grad_fn).__name__
 
     same_as_eager(program)
+
+
+def _rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    x = x.clone()
+    return x, x[0]
+
+
+def _copied_by_name(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    x, v = _rows(x)
+    torch.ops.aten.fill_.Tensor(v, w)
+    return v
+
+
+def _base_written(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    x, v = _rows(x)
+    x.fill_(w)
+    return v
+
+
+def _written_again(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    x, v = _rows(x)
+    x[1] = w
+    v.mul_(3)
+    x.add_(1)
+    v.logical_not_()
+    return v
+
+
+def _written_without_gradients(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    x, v = _rows(x)
+    v.fill_(w)
+    with torch.no_grad():
+        x.mul_(2)
+    return v
+
+
+def _of_a_long_chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    v = x.clone()
+    for _ in range(6):
+        v = v.t()
+    v[:2].fill_(w)
+    return v
+
+
+#: Writes of a number that requires grad into integers or booleans, which each give a view or the base of one.
+INTO_INTEGERS: dict[str, Write] = {
+    "item": lambda x, w: (x := x.clone(), x.__setitem__(0, w))[0],
+    "item of a view": lambda x, w: (v := _rows(x)[1], v.__setitem__(slice(1, None), w))[0],
+    "item by a mask": lambda x, w: (v := _rows(x)[1], v.__setitem__(v > 1, w))[0],
+    "fill": lambda x, w: _rows(x)[1].fill_(w),
+    "fill by a function": lambda x, w: torch.fill_(_rows(x)[1], w),
+    "fill by name": _copied_by_name,
+    "masked fill": lambda x, w: (v := _rows(x)[1], v.masked_fill_(v > 1, w))[0],
+    "index fill": lambda x, w: _rows(x)[1].index_fill_(0, torch.tensor([1], device=x.device), w),
+    "comparison": lambda x, w: _rows(x)[1].lt_(w),
+    "copy": lambda x, w: _rows(x)[1].copy_(w.expand(4)),
+    "copy into the base": lambda x, w: (r := _rows(x), r[0].copy_(w))[0][1],
+    "diagonal": lambda x, w: (x := x.clone(), x.diagonal().fill_(w))[0],
+    "transposed": lambda x, w: (x := x.clone(), x.t()[1:].fill_(w))[0],
+    "one of a split": lambda x, w: (x := x.clone(), x.flatten().narrow(0, 2, 3).fill_(w))[0],
+    "base": _base_written,
+    "again": _written_again,
+    "then without gradients": _written_without_gradients,
+    "a long chain of views": _of_a_long_chain,
+}
+#: What a program does with such a tensor next.
+NEXT: dict[str, Callable[[torch.Tensor], object]] = {
+    "read": lambda v: v.tolist(),
+    "node": lambda v: type(v.grad_fn).__name__,
+    "leaf": lambda v: v.is_leaf,
+    "version": lambda v: v._version,
+    "sum": lambda v: (v * 1.5).sum(),
+    "compare": lambda v: v == 2,
+    "condition": lambda v: torch.where(v > 1, 1.0, 0.0),
+    "detached": lambda v: v.detach() + 1,
+    "base": lambda v: None if v._base is None else (v._base.detach(), v._base.requires_grad),
+    "view": lambda v: v[..., 0],
+    "converted": lambda v: v.float(),
+    "written": lambda v: v.add_(1),
+    "backward": lambda v: (v * 1.5).sum().backward(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.uint8], ids=str)
+@pytest.mark.parametrize("write", INTO_INTEGERS)
+def test_L7_integers_are_written_with_numbers_that_require_grad(
+    write: str, dtype: torch.dtype, same_as_eager: Same
+) -> None:
+    def outcome(then: Callable[[torch.Tensor], object], d: str) -> object:
+        x = torch.arange(12, device=d).reshape(3, 4).to(dtype)
+        w = torch.tensor(2.5, device=d).requires_grad_()
+        try:
+            return then(INTO_INTEGERS[write](x, w))
+        except RuntimeError as error:
+            return type(error)
+
+    def program(d: str) -> object:
+        return {name: outcome(then, d) for name, then in NEXT.items()}
+
+    same_as_eager(program)
+
+
+def test_L7_a_backward_pass_through_integers_is_refused_in_one_sentence() -> None:
+    v = torch.zeros(3, 4, device="remote_accelerator:0", dtype=torch.int64)[0]
+    v.fill_(torch.tensor(2.5, device=v.device, requires_grad=True))
+    with pytest.raises(RuntimeError, match="expected a graph of floating-point tensors, found a view of integers"):
+        (v * 1.5).sum().backward()
+    assert v.tolist() == [2, 2, 2, 2]

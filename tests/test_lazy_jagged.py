@@ -117,3 +117,71 @@ def test_L7_jagged_views_do_not_keep_memory() -> None:
         del view
     gc.collect()
     assert mindtorch.stats()["values"] <= held
+
+
+def _jagged(v: Any, o: Any) -> Any:
+    return nested_tensor_from_jagged(v, o)
+
+
+def _heads(v: Any, o: Any) -> Any:
+    return nested_tensor_from_jagged(v.view(6, 1, 2), o).transpose(1, 2)
+
+
+def _trained(v: Any, o: Any) -> Any:
+    x = v.clone().requires_grad_()
+    (F.dropout(_jagged(x, o) * 2, 0.5) ** 2).values().sum().backward()
+    return x.grad
+
+
+#: Random numbers with a jagged tensor of ``v`` at the offsets ``o``.
+DRAWN: dict[str, Callable[[Any, Any], Any]] = {
+    "dropout": lambda v, o: F.dropout(_jagged(v, o), 0.5).values(),
+    "dropout of a copy": lambda v, o: F.dropout((_jagged(v, o) + 1).clone(), 0.5).values(),
+    "dropout twice": lambda v, o: F.dropout(F.dropout(_jagged(v, o), 0.3) * 2, 0.5).values(),
+    "dropout of a list": lambda v, o: F.dropout(
+        torch.nested.nested_tensor([v[:2], v[2:]], layout=torch.jagged), 0.5
+    ).values(),
+    "dropout of parts": lambda v, o: F.dropout(
+        torch.nested.as_nested_tensor([v[:2], v[2:]], layout=torch.jagged), 0.5
+    ).values(),
+    "dropout of new data": lambda v, o: F.dropout(
+        torch.nested.nested_tensor([[1.0, 2.0], [3.0]], layout=torch.jagged, device=v.device), 0.5
+    ).values(),
+    "dropout of moved data": lambda v, o: F.dropout(
+        torch.nested.as_nested_tensor([torch.ones(3), torch.ones(2)], layout=torch.jagged, device=v.device), 0.5
+    ).values(),
+    "dropout module": lambda v, o: torch.nn.Dropout(0.5)(_jagged(v, o)).values(),
+    "no dropout": lambda v, o: F.dropout(_jagged(v, o), 0.5, training=False).values(),
+    "native dropout": lambda v, o: [t.values() for t in torch.native_dropout(_jagged(v, o), 0.5, True)],
+    "rand_like": lambda v, o: torch.rand_like(_jagged(v, o)).values(),
+    "randn_like": lambda v, o: torch.randn_like(_jagged(v, o)).values(),
+    "randint_like": lambda v, o: torch.randint_like(_jagged(v, o), 10).values(),
+    "attention": lambda v, o: list(F.scaled_dot_product_attention(*[_heads(v, o)] * 3, dropout_p=0.5).unbind()),
+    "gradients": _trained,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("name", DRAWN)
+def test_L7_jagged_tensors_draw_from_the_generator_of_their_device(name: str, index: int, same_as_eager: Same) -> None:
+    def program(d: str) -> object:
+        d = d.replace(":0", f":{index}")
+        before = torch.rand(3, device=d)  # from the generator of the device, not from the CPU's own
+        v, o = torch.arange(12.0, device=d).view(6, 2), torch.tensor([0, 2, 6], device=d)
+        drawn = DRAWN[name](v, o)
+        after = torch.rand(3, device=d)
+        return before.cpu(), [t.cpu() for t in (drawn if isinstance(drawn, list) else [drawn])], after.cpu()
+
+    same_as_eager(program)
+
+
+def test_L7_jagged_tensors_of_the_cpu_draw_from_its_generator() -> None:
+    v, o = torch.arange(12.0).view(6, 2), torch.tensor([0, 2, 6])
+    torch.manual_seed(3)
+    expected = F.dropout(_jagged(v, o), 0.5).values()
+    kept = _jagged(v.to(LAZY), o.to(LAZY))
+    _trained(v.to(LAZY), o.to(LAZY))  # which asks torch for the jagged tensor that all of them name
+    torch.manual_seed(3)
+    torch.rand(5, device=LAZY).tolist()
+    assert torch.equal(F.dropout(_jagged(v, o), 0.5).values(), expected)
+    assert kept.values().shape == v.shape

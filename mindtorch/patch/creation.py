@@ -143,7 +143,8 @@ def _create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> An
             "leave the model as it is, or measure it"
         )
     if func.__name__ in NESTED:
-        return func(*args, **{**kwargs, "device": _CPU})  # stays torch's own, as sparse and quantized tensors do
+        made = func(*args, **{**kwargs, "device": _CPU})  # stays torch's own, as sparse and quantized tensors do
+        return eager.labelled(made, place_of(kwargs["device"]))
     kwargs = dict(kwargs)
     index = place_of(kwargs.pop("device"))
     if func.__name__ == "complex":

@@ -26,7 +26,7 @@ from ..npu.moves import index_of as npu_index
 from ..npu.tensor import is_npu
 from . import held
 
-__all__ = ["Generator", "NpuGenerator", "draw", "where_it_draws"]
+__all__ = ["Generator", "NpuGenerator", "draw", "drawing_from", "may_draw", "where_it_draws"]
 _functions = torch._C._VariableFunctions
 
 
@@ -114,8 +114,24 @@ def one_sequence() -> AbstractContextManager[object]:
     index = sequence_of()
     if index is None:
         return nullcontext()
-    values.materialize([], "draw on the CPU", generator=index)  # those that come before
-    return Together(values.lock, values.executor().rng(index))
+    return drawing_from(index, "draw on the CPU")
+
+
+def drawing_from(index: int, reason: str) -> AbstractContextManager[object]:
+    """A block in which torch draws from the generator of device ``index``, if that is of the kind that it needs.
+
+    ``reason``: for which recorded draws run before.
+    """
+    executor = values.executor()
+    if executor.device.type == "cpu" and not _is_of_the_cpu(executor, index):
+        return nullcontext()
+    values.materialize([], reason, generator=index)  # those that come before
+    return Together(values.lock, executor.rng(index))
+
+
+def may_draw(name: str, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Does the call of torch's function ``name`` draw, as far as its arguments tell?"""
+    return name in _ALL and _draws(name, args, kwargs)
 
 
 def sequence_of() -> int | None:
@@ -155,6 +171,7 @@ _FUNCTIONS = ("bernoulli", "multinomial", "poisson", "binomial")
 _ON_THE_WAY = ("dropout", "dropout_", "alpha_dropout", "alpha_dropout_", "feature_dropout", "feature_dropout_",
                "feature_alpha_dropout", "feature_alpha_dropout_", "native_dropout", "rrelu", "rrelu_",
                "_standard_gamma", "_sample_dirichlet", "lstm", "gru", "rnn_tanh", "rnn_relu")  # fmt: skip
+_ALL = frozenset({*_FUNCTIONS, *_ON_THE_WAY, "scaled_dot_product_attention"})
 _METHODS = ("bernoulli", "multinomial", "bernoulli_", "normal_", "uniform_", "random_", "exponential_", "cauchy_",
             "log_normal_", "geometric_")  # fmt: skip
 

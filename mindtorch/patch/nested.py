@@ -2,6 +2,7 @@
 
 One that is a view of a lazy tensor is on that tensor's memory. What was recorded as written to it is run before a call
 with the view, and what the call gives of that memory is a lazy tensor on it: both sides see each other's writes.
+Random numbers come from the generator of the device.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -23,10 +25,10 @@ from ..engine.record import eager, intercept
 from ..engine.record.arguments import tensors_in
 from ..engine.tensor import queues
 from ..engine.tensor.recorded import RecordedTensor
-from . import sparse
+from . import generators, sparse
 
 __all__ = ["patches"]
-_views = WeakIdKeyDictionary()  # jagged tensors on the memory of lazy ones -> (what they share, the device's index)
+_made = WeakIdKeyDictionary()  # jagged tensors made of lazy ones -> (the memory that they share, the device's index)
 _infos: dict[Any, Any] = {}
 _torchs_function: Any = NestedTensor.__torch_function__.__func__  # type: ignore[attr-defined]
 _torchs: Any = NestedTensor.__torch_dispatch__.__func__  # type: ignore[attr-defined]
@@ -44,34 +46,42 @@ _asked = _Asked()
 
 @functools.wraps(_torchs_function)
 def _function(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-    if not _views:
+    if not _made:
         return _torchs_function(cls, func, types, args, kwargs)
-    _settled(args, kwargs)
+    of = _settled(args, kwargs)
     before, _asked.parts = _asked.parts, func in _PARTS
     try:
-        return _torchs_function(cls, func, types, args, kwargs)
+        # Attention draws on the values, where no jagged tensor sees it.
+        with _drawing(of) if generators.may_draw(getattr(func, "__name__", ""), args, kwargs or {}) else nullcontext():
+            return _marked(_torchs_function(cls, func, types, args, kwargs), of, False)
     finally:
         _asked.parts = before
 
 
 @functools.wraps(_torchs)
 def _jagged(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-    views = _settled(args, kwargs) if _views else ()
+    of = _settled(args, kwargs) if _made else []
     parts, _asked.parts = _asked.parts and not args[0].requires_grad, False
     if any(issubclass(t, RecordedTensor) for t in types):
         # It would make a jagged tensor of lazy values and plain offsets. Those stay torch's own: it runs eagerly.
         out = eager.run_eagerly(_info(func), args, kwargs or {})
     else:
-        out = _torchs(cls, func, types, args, kwargs)
-    return _on_memory(out, views, parts) if views else out
+        with _drawing(of) if of and _info(func).random else nullcontext():
+            out = _torchs(cls, func, types, args, kwargs)
+    return _marked(out, of, parts)
+
+
+def _drawing(of: list[Any]) -> AbstractContextManager[object]:
+    """A block in which torch draws for operands that are ``of`` a device: from its generator."""
+    return generators.drawing_from(of[0][1], "nested") if of else nullcontext()
 
 
 def _settled(args: tuple, kwargs: Any) -> list[Any]:
-    """What those of the operands share that are views of lazy tensors, with nothing left to be written to it."""
-    views = [_views[t] for t in tensors_in([*args, *(kwargs or {}).values()]) if t in _views]
-    for lent, _index in views:
+    """(shared memory, device) of the operands that are made of lazy tensors, with nothing left to be written to it."""
+    of = [_made[t] for t in tensors_in([*args, *(kwargs or {}).values()]) if t in _made]
+    for lent, _index in of:
         lent.settle()
-    return views
+    return of
 
 
 @queues.told_at_the_other_end
@@ -81,20 +91,28 @@ def _reduce(self: Any, protocol: Any) -> Any:
     return _torchs_reduce(self, protocol)
 
 
-def _on_memory(out: Any, views: Any, lend: bool) -> Any:
-    """What a call gave, where it is on the memory of one of ``views``."""
-    if isinstance(out, (tuple, list)):
-        return type(out)(_on_memory(item, views, lend) for item in out)
-    if not isinstance(out, torch.Tensor) or _core.get_handle(out) is not None:
+def _marked(out: Any, of: list[Any], lend: bool) -> Any:
+    """What a call gave whose operands are ``of`` a device: jagged tensors know it, and the memory that they share.
+
+    ``lend``: other tensors on that memory become lazy ones.
+    """
+    if not of:
+        return out
+    if type(out) in (tuple, list):  # not a shape
+        return type(out)(_marked(item, of, lend) for item in out)
+    if not isinstance(out, torch.Tensor) or _core.get_handle(out) is not None or out in _made:
         return out
     jagged = isinstance(out, NestedTensor)
     memory = sparse.storage_of(out._values if jagged else out) if jagged or lend else None
-    for lent, index in views:
+    for lent, index in of:
         if memory in lent:
             if not jagged:
                 with torch.inference_mode(False):  # the view is no inference tensor: it was made in an eager run
                     return lent.lend(out, index)
-            _views[out] = lent, index
+            _made[out] = lent, index
+            return out
+    if jagged and not out._values.is_meta:  # torch has one of meta that all jagged tensors name
+        _made[out] = sparse.Lent("nested"), of[0][1]
     return out
 
 
@@ -123,8 +141,7 @@ def _label(t: Any, index: int, given: Mapping[int, Any] | None = None) -> Any:
         made_of = None if part is None else (given or {}).get(values.executor().home(part.untyped_storage()))
         if made_of is not None:
             lent.share(part, index, made_of)
-    if lent:
-        _views[t] = lent, index
+    _made[t] = lent, index
     return t
 
 

@@ -405,7 +405,7 @@ def _install() -> None:
         atexit.register(_wrappers.keep, False)
     elif not laid_out:
         torch_facts.lost["the layout of tensors"] = "each recorded tensor is a new object, which takes twice as long"
-    _attributes.init(torch, DeviceContext, device_at)
+    _attributes.init(torch, DeviceContext, device_at, intercept.give_nodes)
     eager.set_runtime(values)
     for func, handler in handlers.table().items():
         name = getattr(func, "__name__", "?").partition(".")[0]

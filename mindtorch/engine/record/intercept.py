@@ -29,6 +29,7 @@ log = logging.getLogger("mindtorch.intercept")
 # What the extension is handed (`_ext.intercept.init`), and the rest of the package uses.
 __all__ = [
     "describe",
+    "give_nodes",
     "infer",
     "joined",
     "lift",
@@ -37,6 +38,7 @@ __all__ = [
     "run_eagerly",
     "run_whole",
     "show_log",
+    "without_nodes",
 ]
 
 
@@ -238,3 +240,17 @@ def show_log() -> None:
 def on_record(name: str, args: tuple) -> None:
     """GENIE_LOG_INTERCEPTS=1: one line per captured op."""
     log.info("captured %s", name)
+
+
+def without_nodes(func: Any, before: int, again: bool, args: tuple, kwargs: dict) -> bool | None:
+    """See `integer_views.without_nodes`; few programs need it."""
+    from .integer_views import without_nodes
+
+    return without_nodes(func, before, again, args, kwargs)
+
+
+def give_nodes(tensors: Any) -> bool:
+    """See `integer_views.give_nodes`."""
+    from .integer_views import give_nodes
+
+    return give_nodes(tensors)
