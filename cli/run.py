@@ -139,8 +139,8 @@ def _show_plans(only: bool, stack: ExitStack) -> None:
     """Let plans be shown when they are made; only: and the program end then."""
     from mindtorch.base import config
 
-    if only and (config.executor() not in ("ray", "pipe") or config.workers() is None):
-        raise UsageError("--plan is for several workers: --executor ray or pipe, and --workers N")
+    if only and (config.executor() not in ("ray", "pipe") or (config.workers() or 1) < 2):
+        raise UsageError("--plan is for several workers: --executor ray or pipe, and --workers 2 or more")
     if config.executor() not in ("ray", "pipe"):
         return
     from mindtorch.engine.remote import placing

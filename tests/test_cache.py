@@ -363,6 +363,12 @@ def test_L14_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
         mindtorch.cache(tmp_path / "file")
 
 
+@pytest.mark.parametrize("folder", [3, "", True, b""])
+def test_L14_what_is_no_path_of_a_folder_is_refused(folder: Any) -> None:
+    with pytest.raises(mindtorch.UsageError, match=r"\[cache\] expected the path of a folder, or None, got "):
+        mindtorch.cache(folder)
+
+
 def test_L14_a_signal_between_segments_loses_nothing(tmp_path: Path) -> None:
     """An interrupt while a value is being looked for: it is there for who asks next, and nothing ran twice."""
     x = torch.zeros(2).to(LAZY)

@@ -88,8 +88,15 @@ def test_R5_a_program_for_one_device_runs_on_several_workers_with_the_same_outpu
     [
         (["--workers", "2"], "--workers is for --executor ray and --executor pipe"),
         (["--executor", "loopback", "--workers", "2"], "--workers is for --executor ray and --executor pipe"),
-        (["--plan"], "--plan is for several workers: --executor ray or pipe, and --workers N"),
-        (["--executor", "pipe", "--plan"], "--plan is for several workers: --executor ray or pipe, and --workers N"),
+        (["--plan"], "--plan is for several workers: --executor ray or pipe, and --workers 2 or more"),
+        (
+            ["--executor", "pipe", "--workers", "1", "--plan"],
+            "--plan is for several workers: --executor ray or pipe, and --workers 2 or more",
+        ),
+        (
+            ["--executor", "pipe", "--plan"],
+            "--plan is for several workers: --executor ray or pipe, and --workers 2 or more",
+        ),
     ],
 )
 def test_R5_options_for_workers_without_workers_are_refused(options, said, tmp_path) -> None:

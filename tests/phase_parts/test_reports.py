@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import pytest
 import torch
-from loops import CHOOSING, DENOISING, NO_CHOOSING, NO_DENOISING, STEPS
+from loops import CHOOSING, DENOISING, NO_CHOOSING, NO_DENOISING, STEPS, Net, at, ddim, noise
 from towers_by_hand import NONE, TOWERS, Layers, OneAfterTheOther, Patches, Two, called, ids, image, words
 
 from mindtorch.cli.render import Canvas
@@ -169,6 +169,50 @@ def test_L12_what_a_trained_model_computes_without_gradients_is_inference(how, o
     assert trained["parts"] == evaluated["parts"] == []
     of_training, of_evaluation = (row["flops"] for seen in (trained, evaluated) for row in seen["phases"][:1])
     assert rest["flops"] == of_training + 2 * (2 * 2 * 4 * 8) and inside["flops"] == of_evaluation
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("first", [False, True])
+def test_L12_a_model_of_a_trained_one_s_class_is_told_from_it(how, first):
+    """Its inference is none where the run does not train it, as if its class had another name."""
+
+    def program():
+        trained, other = (Layers(words()) for _ in range(2))
+        order = [lambda: called(trained, ids(), trains=True), lambda: called(other, ids(), trains=False)]
+        for each in reversed(order) if first else order:
+            each()
+
+    found, _ = report(how, program)
+    assert found["parts"] == []
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L12_inference_and_diffusion_steps_name_the_model_that_does_them(how):
+    def program():
+        for net in (Net(), Net()):
+            called(net, noise(), at(0), trains=True)
+        ddim(net)
+        with torch.no_grad():
+            net(noise(), at(0))
+            Net()(noise(), at(0))
+
+    found, _ = report(how, program)
+    (drawn,) = (row for row in found["parts"] if (row["phase"], row["name"]) == ("forward", "diffusion steps"))
+    assert (drawn["modules"], drawn["calls"]) == (["Net #2"], None)
+    assert "inference" not in by_phase(found)["forward"], "of a model that is not trained"
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_L12_a_frozen_part_of_a_trained_model_is_no_inference(how):
+    def program():
+        two = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+        for _ in range(2):
+            with torch.no_grad():
+                x = two[0](torch.randn(4, 8))
+            two[1](x).square().mean().backward()
+
+    found, _ = report(how, program)
+    assert found["parts"] == []
 
 
 @pytest.mark.parametrize("how", HOW)

@@ -131,6 +131,12 @@ def test_R5_what_is_too_large_for_a_worker_trains_on_several_with_the_same_bits(
         assert executor.moves and executor._workers is not None
 
 
+@pytest.mark.parametrize("limit", ["3G", -1, 1.5, True])
+def test_R5_a_limit_that_is_none_is_refused(limit: object) -> None:
+    with pytest.raises(mindtorch.UsageError, match=r"\[PlacingExecutor\] expected a limit of 0 bytes or more, or None"):
+        over(2, limit)  # type: ignore[arg-type]
+
+
 def test_R5_a_model_of_three_times_a_worker_s_memory_has_no_worker_over_its_limit() -> None:
     most: dict[int, int] = {}
     limit = 8 * 4 * (64 * 64 + 64) * 4 // 3 + 40_000

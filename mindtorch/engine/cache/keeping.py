@@ -49,6 +49,8 @@ class Cache:
     def __init__(self, folder: str | os.PathLike[str] | None = None, *, max_bytes: int = _MOST) -> None:
         if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes <= 0:
             raise UsageError(f"[cache] expected a number of bytes above 0, got {max_bytes!r}")
+        if folder is not None and (not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder)):
+            raise UsageError(f"[cache] expected the path of a folder, or None, got {folder!r}")
         self._shelf: Shelf = Memory(max_bytes) if folder is None else Folder(folder, max_bytes)
         self._names = Names()
         self._workers: WeakKeyDictionary[RemoteExecutor, Elsewhere] = WeakKeyDictionary()

@@ -19,6 +19,7 @@ import torch
 
 from ..._ext import context as _context
 from ..._ext import divided as _divided
+from ...base.errors import UsageError
 from ..execute import machine
 from ..record.arguments import quiet
 from .client import RemoteExecutor
@@ -99,6 +100,8 @@ class PlacingExecutor(SpreadExecutor):
     lists_apart = True
 
     def __init__(self, executors: Sequence[RemoteExecutor], limit: int | None = None) -> None:
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+            raise UsageError(f"[PlacingExecutor] expected a limit of 0 bytes or more, or None, got {limit!r}")
         super().__init__(executors)
         self._waiting = Waiting()
         self._copies = Copies(self.executors)

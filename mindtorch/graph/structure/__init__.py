@@ -1,15 +1,16 @@
 """Parts of a program's phases, told from what graphs of its calls show: towers, sampling, diffusion steps, inference.
 
-Inference is what a model that the run trains computes without gradients, as far as it is no other part.
+Inference is what modules that the run trains compute without gradients, as far as it is no other part.
 
 Nothing is told from names: where the structure does not say it, there is no part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from ..._ext import context
 from ...base.words import counted
 from ..graph import PHASES, ComputationGraph
 from ..patterns import Flows
@@ -29,20 +30,19 @@ _MOST = 200_000  # nodes of a graph whose parts are shown with it
 class Parts(NamedTuple):
     """modules: {a module: its part}, none of which lies in another one. nodes: of each graph, those outside of these
     modules that are part of something. alone: modules of `modules` that are it only where they are called without
-    gradients, since the run also trains them. trained: the models that it trains."""
+    gradients, since the run also trains them, or a model of the same names. trained: path ids of the modules that the
+    run trains, and of those that hold them. denoisers: path ids of the models that take diffusion steps."""
 
     modules: dict[Names, str]
     nodes: list[dict[int, str]]
     alone: frozenset[Names]
-    trained: frozenset[str]
+    trained: frozenset[int]
+    denoisers: frozenset[int]
 
-    def of(self, module: Names, inference: bool) -> str:
-        """The part that a module is in; empty for none. inference: where it is called without gradients."""
-        around = (
-            module[:depth] for depth in range(1, len(module) + 1) if inference or module[:depth] not in self.alone
-        )
-        part = next((part for each in around if (part := self.modules.get(each))), "")
-        return part or (INFERENCE if inference and module[0] in self.trained else "")
+    def module_of(self, module: Names, inference: bool) -> Names:
+        """That of `modules` which a module is in; empty for none. inference: where it is called without gradients."""
+        around = (module[:depth] for depth in range(1, len(module) + 1))
+        return next((each for each in around if each in self.modules and (inference or each not in self.alone)), ())
 
 
 def find_parts(graphs: Sequence[ComputationGraph], flows: Sequence[Flows] | None = None) -> Parts:
@@ -51,15 +51,19 @@ def find_parts(graphs: Sequence[ComputationGraph], flows: Sequence[Flows] | None
     nodes: list[dict[int, str]] = []
     loops: list[tuple[Names, int]] = []
     trained: set[Names] = set()
+    ids: set[int] = set()
+    denoising_models: set[int] = set()
     for graph, known in zip(graphs, flows or [{}] * len(graphs), strict=True):
         modules = _modules(graph)
         backward = {of for of, phase in zip(graph._module, graph._phase, strict=True) if phase == _BACKWARD}
         trained |= {graph._modules[of].names for of in backward}
+        ids |= _path_ids(graph, backward)
         flow, blocks = known.get(FORWARD) or (Flow(whole_weights(graph)), None)
         seen.append(look(flow, modules) if blocks is None else look(blocks.flow, _modules(blocks.flow.graph)))
         nodes.append(dict.fromkeys(sampling(flow, modules), SAMPLING))
         for loop in denoising(flow, modules):
             loops.append((loop.module, len(nodes) - 1))
+            denoising_models |= set(map(context.path_root, _path_ids(graph, {graph._module[n] for n in loop.calls})))
             nodes[-1] |= dict.fromkeys(loop.nodes, DIFFUSION)
     found: dict[Names, str] = dict.fromkeys((module for module, _ in loops), DIFFUSION)
     alone = frozenset(module for module in found if any(holds(module, names) for names in trained))
@@ -67,7 +71,22 @@ def find_parts(graphs: Sequence[ComputationGraph], flows: Sequence[Flows] | None
     for module, name in towers(seen).items():
         if not any(holds(module, each) or holds(each, module) for each in denoisers):
             found.setdefault(module, name)
-    return Parts(found, nodes, alone, frozenset(names[0] for names in trained if names))
+    return Parts(found, nodes, alone, frozenset(_with_holders(ids)), frozenset(denoising_models))
+
+
+def _path_ids(graph: ComputationGraph, modules: set[int]) -> set[int]:
+    """Those of these modules, by their indices in the graph."""
+    return {known for known, of in graph._known_modules.items() if of in modules and isinstance(known, int)}
+
+
+def _with_holders(ids: set[int]) -> Iterator[int]:
+    """These path ids, and those of the modules around them."""
+    seen: set[int] = {0}
+    for path in ids:
+        while path not in seen:
+            seen.add(path)
+            yield path
+            path = context.path_parent(path)
 
 
 def _modules(graph: ComputationGraph) -> list[Names]:

@@ -88,9 +88,10 @@ def _is_chosen(flow: Flow, made: Mapping[int, frozenset[str]], node: int) -> boo
 
 
 class Denoising(NamedTuple):
-    """The module that is called again and again, and the nodes outside of it that update its state."""
+    """The module that is called again and again, the nodes of these calls, and those outside that update its state."""
 
     module: Names
+    calls: set[int]
     nodes: set[int]
 
 
@@ -152,7 +153,7 @@ def _loop(flow: Flow, names: list[Names], runs: list[list[int]]) -> Denoising | 
     paths = sorted({names[node] for node in taking_part})
     shared = next((n for n, of in enumerate(zip(paths[0], paths[-1], strict=False)) if of[0] != of[1]),
                   min(len(paths[0]), len(paths[-1])))  # fmt: skip
-    return Denoising(paths[0][:shared], updates)
+    return Denoising(paths[0][:shared], taking_part, updates)
 
 
 def _passes(flow: Flow, names: list[Names], node: int) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindtorch._ext import context
 from mindtorch._ext.signals import by_signal_handler
-from mindtorch.graph.structure import INFERENCE, find_parts
+from mindtorch.graph.structure import DIFFUSION, INFERENCE, find_parts
 from mindtorch.profile.report.columns import PHASES, REST, Sums, sums, values
 
 if TYPE_CHECKING:
@@ -52,13 +52,13 @@ def part_rows(
 
 def _rows(seen: Recording, rows: Sequence[Row], forecast: Forecast | None, parts: Parts) -> list[dict[str, Any]]:
     found: dict[int, dict[str, Sums]] = defaultdict(dict)
-    inside: dict[tuple[int, str], dict[str, None]] = defaultdict(dict)  # those that modules do: of which models
+    inside: dict[tuple[int, str], set[int]] = defaultdict(set)  # path ids of the modules that are it
     parted = _Parted(seen, parts, rows)
 
     def key(row: Row) -> tuple[int, str]:
         phase, part = context.read_as(row.phase), parted.part(row)
         if row.module:
-            inside[phase, part][context.module_path(row.module).split(".")[0]] = None
+            inside[phase, part].add(parted.module(row))
         return phase, part
 
     for (phase, part), of in sums(seen, rows, forecast, key).items():
@@ -71,31 +71,24 @@ def _rows(seen: Recording, rows: Sequence[Row], forecast: Forecast | None, parts
         if not of_phase.keys() - {""}:
             continue
         for part, of in sorted(of_phase.items(), key=lambda item: (not item[0], -item[1].ns)):
-            models = inside.get((phase, part), ())
-            names = [names for names, its in parts.modules.items() if its == part and models]
-            if part == INFERENCE:
-                names = [(model,) for model in models]
-            modules = list(map(".".join, names))
-            counted = (
-                phase == _FORWARD
-                and part not in generates
-                and len(names) == 1
-                and not (part == INFERENCE or names[0] in parts.alone)
-            )
+            modules = sorted(inside.get((phase, part), ()), key=seen.names.place) if part else []
+            counted = phase == _FORWARD and part not in generates and len(modules) == 1
             made.append({
                 "phase": name,
                 "name": part or REST,
-                "modules": modules,
-                "calls": _calls(seen, modules[0]) if counted else None,
+                "modules": [seen.names[module] for module in modules],
+                "calls": _calls(seen, parts, modules[0], part) if counted else None,
                 **values(PHASES, of, forecast is not None),
             })  # fmt: skip
     return made
 
 
-def _calls(seen: Recording, module: str) -> int | None:
-    """How often a module was called; None where its calls are those of what it holds."""
-    entries = seen.stages[seen.reached].entries
-    return sum(calls for path, calls in entries.items() if context.module_path(path) == module) or None
+def _calls(seen: Recording, parts: Parts, module: int, part: str) -> int | None:
+    """How often a module was called; None where its calls are those of what it holds, or not all of them are it."""
+    with_gradients = part == INFERENCE or tuple(context.module_path(module).split(".")) in parts.alone
+    if with_gradients and module in parts.trained:
+        return None
+    return seen.stages[seen.reached].entries.get(module) or None
 
 
 class _Parted:
@@ -103,7 +96,7 @@ class _Parted:
 
     def __init__(self, seen: Recording, parts: Parts, rows: Iterable[Row]) -> None:
         self._seen, self._parts = seen, parts
-        self._modules: dict[tuple[int, bool], str] = {}
+        self._modules: dict[tuple[int, bool], tuple[str, int]] = {}
         self._lines: dict[int, Any] = {}
         self._outside = _outside(seen.samples, parts)
         on_line: dict[Any, set[str]] = defaultdict(set)
@@ -118,12 +111,28 @@ class _Parted:
             if not row.sig:
                 return self._of_line.get(self._line(row), "")
             return self._outside.get((self._line(row), self._seen.op_name(row.sig)), "")
+        return self._of(row)[0]
+
+    def module(self, row: Row) -> int:
+        """The path id of the module that is the part which a row of a module is in; that of its model for inference."""
+        return self._of(row)[1]
+
+    def _of(self, row: Row) -> tuple[str, int]:
         at = row.module, row.phase == context.INFERENCE
-        part = self._modules.get(at)
-        if part is None:
+        found = self._modules.get(at)
+        if found is None:
             names = tuple(context.module_path(row.module).split("."))
-            part = self._modules[at] = self._parts.of(names, at[1])
-        return part
+            module = self._parts.module_of(names, at[1])
+            path = row.module
+            for _ in names[len(module) or 1 :]:
+                path = context.path_parent(path)
+            part = self._parts.modules.get(module, "")
+            if part == DIFFUSION and context.path_root(path) not in self._parts.denoisers:
+                part = ""  # a model of the same class
+            if not part and at[1] and row.module in self._parts.trained:
+                part = INFERENCE
+            found = self._modules[at] = part, path
+        return found
 
     def _line(self, row: Row) -> Any:
         line = self._lines.get(row.location)
