@@ -53,16 +53,18 @@ def test_R4_an_upload_without_memory_fails_by_itself(small: Callable[[int], None
     assert x.sum().item() == 45
     big = torch.ones(nbytes // 4)
     why = f"no memory for {nbytes:,} bytes on the worker: ."
-    for _ in range(3):  # what earlier tests left on the worker is room for more, once it is freed there
+    for _ in range(5):  # what earlier tests left on the worker is room for more, once it is freed there
         small(FOR_MESSAGES + 28 * MiB)
-        there = big.to(LAZY)
-        with pytest.raises(mindtorch.MaterializationError) as raised:
+        there, raised = big.to(LAZY), None
+        try:
             (there + 1).sum().item()
-        if re.search(why, str(raised.value)):
+        except mindtorch.MaterializationError as error:
+            raised = error
+        if re.search(why, str(raised)):
             break
         del there
-    assert re.search(why, str(raised.value))
-    assert isinstance(raised.value, torch.OutOfMemoryError)
+    assert re.search(why, str(raised))
+    assert isinstance(raised, torch.OutOfMemoryError)
     assert (x * 2).tolist() == [2.0 * i for i in range(10)]
     small(4 << 30)
     again = big.to(LAZY)
