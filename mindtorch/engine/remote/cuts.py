@@ -54,7 +54,7 @@ class Work:
 class Plan:
     """``workers``: worker by module path. The rest is what one run of the segment costs: bytes and messages that move,
     the seconds that it takes (moves_only: only for what moves), and the most bytes that each worker has at a time;
-    replicas: bytes of copies, by worker, of what is there before or after, such as weights that several workers read.
+    replicas: bytes of copies, by worker, of what was there before, such as weights that several workers read.
     """
 
     name: str
@@ -144,11 +144,10 @@ def _priced(work: Work, name: str, workers: dict[str, int], costs: Costs, otherw
         sizes = _sizes(work)
         back = moved - sum(sizes[slot] for slot, _source, _to in division.moves)
         seconds = end_of(division.parts, sizes, costs, work.computing) + back * costs.byte
-    lasting, sizes = work.nbytes.keys() | work.stays, _sizes(work)
-    copied = {(slot, to) for _k, slot, to, alone in division.stays if not alone and slot in lasting}
+    copied = {(slot, to) for _k, slot, to, alone in division.stays if not alone and slot in work.nbytes}
     replicas: dict[int, int] = {}
     for slot, to in sorted(copied):
-        replicas[to] = replicas.get(to, 0) + sizes[slot]
+        replicas[to] = replicas.get(to, 0) + work.nbytes[slot]
     only = work.computing is None
     return Plan(name, workers, moved, division.messages, seconds, needs, work.limits, only, replicas)
 
