@@ -53,8 +53,8 @@ def test_R4_an_upload_without_memory_fails_by_itself(small: Callable[[int], None
     assert x.sum().item() == 45
     big = torch.ones(nbytes // 4)
     why = f"no memory for {nbytes:,} bytes on the worker: ."
-    for _ in range(5):  # what earlier tests left on the worker is room for more, once it is freed there
-        small(FOR_MESSAGES + 28 * MiB)
+    for more in range(28, -292, -64):  # what earlier tests left on the worker is room for more, once it is freed there
+        small(FOR_MESSAGES + more * MiB)
         there, raised = big.to(LAZY), None
         try:
             (there + 1).sum().item()
