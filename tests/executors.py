@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -35,6 +35,18 @@ def greeted(**given: Any) -> Worker:
     worker = Worker(**given)
     worker.handle(dumps([("hello", tuple(hello.here()))]))
     return worker
+
+
+def mortal(k: int, gone: Collection[int]) -> mindtorch.RemoteExecutor:
+    """An executor whose worker is no more once its number is ``gone``."""
+    answers = Worker("cpu").handle
+
+    def send(message: bytearray) -> bytearray:
+        if k in gone:
+            raise ConnectionError(f"worker {k} was ended")
+        return answers(message)
+
+    return mindtorch.RemoteExecutor(send)
 
 
 def is_held(lock: Any) -> bool:

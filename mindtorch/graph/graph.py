@@ -32,7 +32,6 @@ KINDS = ("op", "input", "parameter", "module")
 SOURCES = (1, 2)  # kinds of nodes that read nothing, by number
 CLOSED = 3
 PHASES: tuple[str, ...] = _context.PHASES
-_FORWARD = PHASES.index("forward")
 
 
 class Node:
@@ -298,7 +297,8 @@ class ComputationGraph:
         self._call.append(call)
         self._module.append(module)
         self._place.append(place)
-        self._phase.append(_FORWARD if phase == _context.INFERENCE else phase)
+        # What a candidate is will be told (`Recorder.settled`).
+        self._phase.append(phase if phase == _context.CANDIDATE else _context.read_as(phase))
         self._kind.append(kind)
         self._readings.update((i, each) for i, each in enumerate(readings, len(self._source)) if each is not None)
         for source, output in sources:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import resource
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +17,7 @@ from mindtorch.cluster.broker_client import Link
 from mindtorch.cluster.ray_child import Place, RayChild
 from mindtorch.cluster.ray_executor import RayExecutor
 
-from ..remote.test_slow_network import carry
+from ..remote.test_slow_network import bad_line
 
 
 def strike(whom: RayExecutor | int, how: int) -> None:
@@ -49,11 +46,8 @@ class Late(RayChild):
 
     def wait(self) -> None:
         super().wait()
-        ours, theirs = socket.socketpair()
-        broker, self._socket, self._stream = self._socket, ours, Stream(ours.fileno())
-        broker.setblocking(True)
-        for more, (source, sink) in enumerate(((theirs, broker), (broker, theirs))):
-            threading.Thread(target=carry, args=(source, sink, random.Random(self._seed + more)), daemon=True).start()
+        self._socket = bad_line(self._socket, self._seed)
+        self._stream = Stream(self._socket.fileno())
 
 
 @contextlib.contextmanager

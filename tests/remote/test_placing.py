@@ -20,9 +20,8 @@ from mindtorch.engine.execute import machine
 from mindtorch.engine.remote import division, placing
 from mindtorch.engine.remote.placing import PlacingExecutor
 from mindtorch.engine.remote.run_time import Costs
-from mindtorch.engine.remote.worker import Worker
 
-from ..executors import Anywhere, using
+from ..executors import Anywhere, mortal, using
 
 DEVICE = "remote_accelerator:0"
 pytestmark = pytest.mark.usefixtures("nothing_pending")
@@ -390,18 +389,7 @@ def test_R5_a_model_of_three_times_a_worker_s_memory_trains_in_processes_that_ha
 
 def test_R5_a_worker_that_is_lost_is_told_and_what_the_others_have_stays() -> None:
     gone: set[int] = set()
-
-    def worker(k: int) -> mindtorch.RemoteExecutor:
-        answers = Worker("cpu").handle
-
-        def send(message: bytearray) -> bytearray:
-            if k in gone:
-                raise ConnectionError(f"worker {k} was ended")
-            return answers(message)
-
-        return mindtorch.RemoteExecutor(send)
-
-    with using(PlacingExecutor([worker(k) for k in range(2)], 420_000)) as executor:
+    with using(PlacingExecutor([mortal(k, gone) for k in range(2)], 420_000)) as executor:
         make, data, _limit = MODELS["mlp"]
         model, x = make().to(DEVICE), data().to(DEVICE)
         expected = [p.detach().cpu() for p in model.parameters()]

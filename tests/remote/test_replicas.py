@@ -14,9 +14,8 @@ from torch import nn
 import mindtorch
 from mindtorch.base.errors import SessionLost
 from mindtorch.engine.remote.placing import PlacingExecutor
-from mindtorch.engine.remote.worker import Worker
 
-from ..executors import using
+from ..executors import mortal, using
 from .test_placing import DEVICE, over, same
 
 pytestmark = pytest.mark.usefixtures("nothing_pending")
@@ -248,18 +247,7 @@ def test_R5_a_copy_of_what_has_failed_fails_no_longer_than_that() -> None:
 
 def test_R5_what_has_a_copy_is_there_when_its_worker_with_the_copy_is_lost() -> None:
     gone: set[int] = set()
-
-    def worker(k: int) -> mindtorch.RemoteExecutor:
-        answers = Worker("cpu").handle
-
-        def send(message: bytearray) -> bytearray:
-            if k in gone:
-                raise ConnectionError(f"worker {k} was ended")
-            return answers(message)
-
-        return mindtorch.RemoteExecutor(send)
-
-    executor = PlacingExecutor([worker(k) for k in range(2)], 1 << 30)
+    executor = PlacingExecutor([mortal(k, gone) for k in range(2)], 1 << 30)
     executor._workers = dict(apart()._workers or {})
     with using(executor), torch.no_grad():
         model, ids = Tied().to(DEVICE), torch.arange(ROWS).to(DEVICE)

@@ -25,11 +25,17 @@ class Delayed(Child):
 
     def _start(self) -> None:
         super()._start()
-        ours, theirs = socket.socketpair()
-        worker, self._socket, self._stream = self._socket, ours, Stream(ours.fileno())
-        worker.setblocking(True)
-        for seed, (source, sink) in enumerate(((theirs, worker), (worker, theirs))):
-            threading.Thread(target=carry, args=(source, sink, random.Random(seed)), daemon=True).start()
+        self._socket = bad_line(self._socket, 0)
+        self._stream = Stream(self._socket.fileno())
+
+
+def bad_line(end: socket.socket, seed: int) -> socket.socket:
+    """A socket whose bytes are those of ``end``, late and in pieces."""
+    ours, theirs = socket.socketpair()
+    end.setblocking(True)
+    for more, (source, sink) in enumerate(((theirs, end), (end, theirs))):
+        threading.Thread(target=carry, args=(source, sink, random.Random(seed + more)), daemon=True).start()
+    return ours
 
 
 def carry(source: socket.socket, sink: socket.socket, draw: random.Random) -> None:

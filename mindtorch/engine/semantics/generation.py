@@ -39,7 +39,7 @@ __all__ = ["Generated", "cached", "install", "listeners", "over", "uninstall"]
 
 log = logging.getLogger(__name__)
 _PREFILL, _DECODE = map(context.PHASES.index, ("prefill", "decode"))
-_CANDIDATE, _FORWARD = context.CANDIDATE, context.INFERENCE
+_CANDIDATE, _INFERENCE = context.CANDIDATE, context.INFERENCE  # both read as "forward"
 _NAMES = ("inputs_embeds", "input_ids", "decoder_inputs_embeds", "decoder_input_ids")  # the last there is counts
 _NO_IDS = ("mask", "position", "token_type", "labels")  # in the names of other integers
 _INTEGERS = (torch.int64, torch.int32)
@@ -97,7 +97,7 @@ class _Call:
         self.module, self.state, self.got = module, state, got
         self.held: list[tuple[Any, snapshots.Snapshot]] = []  # objects that it got, and their tensors before
         self.inside: snapshots.Snapshot | None = None  # the module's own tensors before, where they were looked at
-        self.phase, self.tokens = _FORWARD, 0
+        self.phase, self.tokens = _INFERENCE, 0
         self.sequences = 0  # where how much its state grows by says whether it decodes
         tensors: list[torch.Tensor] = []
         snapshots.find(got, tensors, self.held)
@@ -151,9 +151,9 @@ def uninstall() -> None:
 
 def over() -> None:
     """No call comes that would make a prefill of the last, or of those that read state where none decodes."""
-    _settle(_FORWARD)
+    _settle(_INFERENCE)
     if _phases == {_PREFILL}:
-        _tell(_FORWARD, _PREFILL)
+        _tell(_INFERENCE, _PREFILL)
     _phases.clear()
 
 
@@ -196,7 +196,7 @@ def _enters(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         if by_signal_handler(error):
             raise  # the caller sees that the program gets it
         log.warning("a call of %s counts as forward, because inspecting it failed: %r", type(module).__name__, error)
-        return _FORWARD
+        return _INFERENCE
     finally:
         _looked(began)
 
@@ -204,7 +204,7 @@ def _enters(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 def _phase(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     tokens = _tokens(args, kwargs)
     if tokens is None:
-        return _FORWARD
+        return _INFERENCE
     known = _states.get(id(module))
     state = _State() if known is None else known[1]
     call = _Call(module, state, (*args, *kwargs.values()))
@@ -214,7 +214,7 @@ def _phase(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         call.inside = _inside(module)  # it takes a walk over all modules: not where the state is known to be given
     shape = tokens.shape[:-1] if tokens.dtype.is_floating_point else tokens.shape  # of the tokens: embedded ones
     if any(type(n) is not int for n in shape):
-        return _FORWARD  # nested, or traced for lengths of all kinds: to compare would be to choose one
+        return _INFERENCE  # nested, or traced for lengths of all kinds: to compare would be to choose one
     single = len(shape) < 2 or shape[-1] == 1
     new = single and not state.had(tokens)
     count = shape.numel()
@@ -235,7 +235,7 @@ def _phase(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         _was_prefill(module)
         phase = _DECODE
     else:
-        _settle(_FORWARD)
+        _settle(_INFERENCE)
         phase = _CANDIDATE
         _be_candidate(module, count)
         state.tokens.clear()
@@ -316,7 +316,7 @@ def _wrote(call: _Call, result: Any) -> None:
             _cache_bytes = sum(t.nbytes for t in there)
             _tell_of_cache([t for t in there if id(t) not in inside])  # a module's buffers are buffers
     if _is_candidate(call.module) and not (written or inside or tensors or filled):
-        _settle(_FORWARD)
+        _settle(_INFERENCE)
 
 
 # ---- candidates
@@ -341,7 +341,7 @@ def _settle(phase: int, tokens: int = 0) -> None:
     """tokens: how many they turned out to be; 0: as many as it got."""
     global _candidate
     if _candidate is not None:
-        if phase != _FORWARD:
+        if phase != _INFERENCE:
             _count(phase, tokens or _candidate[1])
         _core.tell_phase(_candidate[2], phase)
         _candidate = None

@@ -49,7 +49,7 @@ def find_parts(graphs: Sequence[ComputationGraph], flows: Sequence[Flows] | None
     """The parts that the graphs of one run show together. flows: what a search for patterns has made of them."""
     seen: list[Seen] = []
     nodes: list[dict[int, str]] = []
-    loops: list[tuple[Names, int]] = []
+    found: dict[Names, str] = {}
     trained: set[Names] = set()
     ids: set[int] = set()
     denoising_models: set[int] = set()
@@ -62,10 +62,9 @@ def find_parts(graphs: Sequence[ComputationGraph], flows: Sequence[Flows] | None
         seen.append(look(flow, modules) if blocks is None else look(blocks.flow, _modules(blocks.flow.graph)))
         nodes.append(dict.fromkeys(sampling(flow, modules), SAMPLING))
         for loop in denoising(flow, modules):
-            loops.append((loop.module, len(nodes) - 1))
+            found[loop.module] = DIFFUSION
             denoising_models |= set(map(context.path_root, _path_ids(graph, {graph._module[n] for n in loop.calls})))
             nodes[-1] |= dict.fromkeys(loop.nodes, DIFFUSION)
-    found: dict[Names, str] = dict.fromkeys((module for module, _ in loops), DIFFUSION)
     alone = frozenset(module for module in found if any(holds(module, names) for names in trained))
     denoisers = found.keys() - alone
     for module, name in towers(seen).items():

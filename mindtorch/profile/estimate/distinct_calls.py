@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from mindtorch import ops
-from mindtorch._ext import context, ledger
 from mindtorch._ext import lazy as _core
+from mindtorch._ext import ledger
 from mindtorch._ext.opinfo import Op
 from mindtorch.devices.lazy_device import DATALESS
 from mindtorch.engine.execute import values
@@ -23,7 +23,7 @@ from mindtorch.profile.estimate.compiling import FUSED, GRAPHED, TUNED, within_k
 from mindtorch.profile.estimate.data_loading import BESIDE, HOSTS
 from mindtorch.profile.measure.collect import describe
 from mindtorch.profile.report.forecast import Forecast
-from mindtorch.profile.report.rows import LOCATION, MODULE, NS, PHASE, as_table, exact, told_as
+from mindtorch.profile.report.rows import LOCATION, MODULE, NS, PHASE, as_table, exact, told_phases
 
 __all__ = ["DistinctCalls", "call_of"]
 
@@ -150,8 +150,8 @@ class DistinctCalls:
         if forecast is None or forecast.target.model is not None:
             return found, launched
         signatures, host = self.numbers(calls), np.zeros(len(calls))
-        phases, busy_in = calls["phase"] & (ledger.ENTERED - 1), told_as(rows)[:, PHASE]
-        phases[phases == context.INFERENCE] = context.read_as(context.INFERENCE)  # all of a phase waits together
+        # All of a phase waits together.
+        phases, busy_in = told_phases(calls["phase"] & (ledger.ENTERED - 1)), told_phases(rows[:, PHASE])
         for phase in np.unique(phases).tolist():
             for flag in (0,) if how is None else np.unique(how).tolist():
                 if not flag & (GRAPHED | BESIDE):

@@ -19,6 +19,7 @@ from mindtorch.profile.estimate import scratch
 from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.peak import CATEGORIES
 from mindtorch.profile.report.module_names import Names
+from mindtorch.profile.report.rows import told_phases
 
 WITH_GRADIENTS = "enter with gradients"  # a mark, of a call in which they are kept
 _CALLS = ("enter", WITH_GRADIENTS)
@@ -79,10 +80,7 @@ class MemoryTimeline:
         """
         keys = np.concatenate([self.calls[field][first:last] for first, last in stretches])
         live = np.concatenate([self.live[first + 1 : last + 1] for first, last in stretches])
-        if field == "phase":
-            keys &= 0xFF
-            keys[keys == context.INFERENCE] = context.read_as(context.INFERENCE)
-        values, which = np.unique(keys, return_inverse=True)
+        values, which = np.unique(told_phases(keys & 0xFF) if field == "phase" else keys, return_inverse=True)
         most = np.zeros(len(values), np.int64)
         np.maximum.at(most, which, live)
         return {int(v): int(m) for v, m in zip(values, most, strict=True)}

@@ -52,10 +52,15 @@ def _fits(columns: Any) -> bool:
     return not len(columns) or float(np.abs(columns.astype(float)).sum(axis=0).max()) < _SAFE
 
 
+def told_phases(phases: Any) -> Any:
+    """The phases that a report tells, of an array: calls without gradients are "forward" there, as the others are."""
+    return np.where(phases == context.INFERENCE, phases.dtype.type(FORWARD[0]), phases)
+
+
 def told_as(rows: Any) -> Any:
-    """The rows with the phases that a report tells: calls without gradients are "forward" there, as the others are."""
+    """The rows with these phases."""
     found = rows.copy()
-    found[rows[:, PHASE] == context.INFERENCE, PHASE] = FORWARD[0]
+    found[:, PHASE] = told_phases(rows[:, PHASE])
     return found
 
 
