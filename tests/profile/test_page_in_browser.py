@@ -5,8 +5,6 @@ from __future__ import annotations
 import html
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,21 +16,10 @@ from mindtorch.profile.cost import targets
 from mindtorch.profile.estimate.estimator import Estimator
 from mindtorch.profile.report import difference_page, page
 from mindtorch.profile.report.difference import compare
+from tests.browsing import needs_browser, shown
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 VIEWER = Path(page.__file__).with_name("viewer")
-OFFLINE = ("--headless", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND", "--no-first-run",
-           "--disable-background-networking", "--disable-component-update", "--disable-sync")  # fmt: skip
-
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine: the page was shown to no browser")
-
-
-def shown(path: Path, work: Path) -> tuple[str, list[str]]:
-    """The document once its scripts have run, and what they complained of."""
-    options = [f"--user-data-dir={work / 'profile'}", "--enable-logging=stderr", "--virtual-time-budget=5000"]
-    command = [str(BROWSER), *OFFLINE, *options, "--window-size=1280,900", "--dump-dom", path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+pytestmark = needs_browser
 
 
 def texts(document: str, pattern: str) -> list[str]:
@@ -54,7 +41,7 @@ def trained(record, training):
 def test_C2_page_shows_one_time_in_header_flame_graph_and_tables(trained, tmp_path):
     report, profiler = trained
     write_html(report, profiler.recording(), tmp_path / "p.html")
-    document, complaints = shown(tmp_path / "p.html", tmp_path)
+    document, complaints = shown(tmp_path / "p.html")
     assert complaints == []
     time = units.seconds(report["totals"]["time_s"])
     ops = units.count(report["totals"]["ops"])
@@ -84,7 +71,7 @@ def test_C2_page_says_that_the_machine_was_busy(trained, tmp_path, queued, told)
     report, profiler = trained
     report["totals"] |= {"queued_s": queued, "time_s": 10.0}
     write_html(report, profiler.recording(), tmp_path / "p.html")
-    document, _ = shown(tmp_path / "p.html", tmp_path)
+    document, _ = shown(tmp_path / "p.html")
     assert ("for 1.10 s of the time (11.0 %), the program waited for a processor" in document) is told
 
 
@@ -97,7 +84,7 @@ def test_C2_page_shows_the_parts_of_phases(trained, tmp_path):
     ]
     report["totals"]["time_s"] = 0.01
     write_html(report, profiler.recording(), tmp_path / "p.html")
-    document, complaints = shown(tmp_path / "p.html", tmp_path)
+    document, complaints = shown(tmp_path / "p.html")
     assert complaints == []
     (table,) = texts(document, r"<table[^>]*>(?:(?!</table>).)*Parts of phases.*?</table>")
     assert "forward: vision tower 4 × 1.00 ms Net.a, Net.b 7 4.00 ms 40.0 2.00 k" in table, table
@@ -111,7 +98,7 @@ def test_C2_page_of_an_estimate_shows_its_memory_and_its_roofline(Net, tmp_path)
     phase = {"name": "forward", "steps": 1, "tokens": 6}
     report["workload"] = {"seq": 3, "batch": 2, "train": True, "dtype": "float32", "phases": [phase]}
     write_html(report, estimator.recording(), tmp_path / "p.html")
-    document, complaints = shown(tmp_path / "p.html", tmp_path)
+    document, complaints = shown(tmp_path / "p.html")
     assert complaints == []
     time, least = (units.seconds(report["totals"][key]) for key in ("time_s", "bound_s"))
     (sentence,) = texts(document, r'id="sentence">(.*?)</p>')
@@ -133,7 +120,7 @@ def test_C2_page_of_an_estimate_says_what_was_assumed_as_the_terminal_does(Net, 
         bool(loss > 1)
     report = estimator.report(command=["net.py"])
     write_html(report, estimator.recording(), tmp_path / "p.html")
-    document, complaints = shown(tmp_path / "p.html", tmp_path)
+    document, complaints = shown(tmp_path / "p.html")
     assert complaints == []
     (table,) = texts(document, r"<table[^>]*>(?:(?!</table>).)*Assumed values.*?</table>")
     number, truth = report["assumed"]
@@ -159,7 +146,7 @@ def test_C2_page_shows_names_as_they_are(record, tmp_path):
     report, profiler = record(lambda: Net()(torch.ones(1, 2)), lines=True, shapes=True)
     report["command"] = ["</title><i>", *evil]
     write_html(report, profiler.recording(), tmp_path / "p.html")
-    document, complaints = shown(tmp_path / "p.html", tmp_path)
+    document, complaints = shown(tmp_path / "p.html")
     assert complaints == []
     assert not re.search(r"<(img|i)\b", document)
     assert texts(document, r"<h1>(.*?)</h1>") == [" ".join(["</title><i>", *evil])]
@@ -192,7 +179,7 @@ def test_C2_page_writes_numbers_as_the_terminal_does(tmp_path):
     """
     )
     (tmp_path / "n.html").write_text(f'<meta charset="utf-8"><pre id="out"></pre><script>{script}</script>')
-    document, complaints = shown(tmp_path / "n.html", tmp_path)
+    document, complaints = shown(tmp_path / "n.html")
     assert complaints == []
     (out,) = re.findall(r'<pre id="out">(.*?)</pre>', document)
     assert json.loads(html.unescape(out)) == wanted
@@ -205,7 +192,7 @@ def test_C2_page_shows_each_finding_with_its_line_and_what_to_try(tmp_path):
     (row,) = report["findings"]
     assert row["id"] == "float32-products"
     write_html(report, estimator.recording(), tmp_path / "p.html")
-    document, complaints = shown(tmp_path / "p.html", tmp_path)
+    document, complaints = shown(tmp_path / "p.html")
     (text,) = texts(document, r'<section id="findings".*?</section>')
     assert complaints == []
     assert text == f"Findings {row['text']} {row['place']['source']} try {row['try']}"
@@ -220,7 +207,7 @@ def test_C5_page_of_a_difference_shows_its_totals_where_it_was_and_what_differs(
     found = compare(*reports, ("a.json", "</title><i>.json"))
     found["failed"] = ["flops>+1% holds"]
     difference_page.write_html(found, tmp_path / "d.html")
-    document, complaints = shown(tmp_path / "d.html", tmp_path)
+    document, complaints = shown(tmp_path / "d.html")
     assert complaints == [] and not re.search(r"<i\b", document)
     assert texts(document, r"<h1>(.*?)</h1>") == ["a.json → </title><i>.json"]
     before, after = (units.amount(report["totals"]["flops"]) for report in reports)
@@ -242,7 +229,7 @@ def test_C5_page_of_a_difference_shows_its_totals_where_it_was_and_what_differs(
 def test_C5_page_of_no_difference_says_so(Net, record, tmp_path):
     report, _ = record(lambda: Net(layers=2)(torch.zeros(2, 3, dtype=torch.long)))
     difference_page.write_html(compare(report, report, ("a", "b")), tmp_path / "d.html")
-    document, complaints = shown(tmp_path / "d.html", tmp_path)
+    document, complaints = shown(tmp_path / "d.html")
     assert complaints == []
     assert texts(document, r'id="sentence">(.*?)</p>') == ["No operation, FLOP, byte or parameter differs."]
     assert texts(document, r"<h2[^>]*>(.*?)</h2>") == ["Flame graph", "The runs"]
