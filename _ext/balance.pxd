@@ -42,7 +42,7 @@ cdef class Balance:
     cdef bint forgot                           # there was none for some
     cdef Maker at                              # what made the peak
     cdef public uint8_t making                 # what is made now is used for, where that is known; else 0
-    cdef object tensor_class, storage_class, strided       # torch's own
+    cdef object tensor_class, storage_class    # torch's own
     cdef public object parts_of                # the dense tensors that a sparse one is made of
     cdef PyTypeObject *tensor_type             # borrowed from tensor_class
 

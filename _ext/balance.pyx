@@ -87,7 +87,7 @@ cdef class Balance:
         self.log = log
         self.tensor_class = tensor_type
         self.tensor_type = <PyTypeObject *> <void *> tensor_type
-        self.storage_class, self.strided = type(tensor_type().untyped_storage()), tensor_type().layout
+        self.storage_class = type(tensor_type().untyped_storage())
         self.storages, self.departed = {}, []
         self.parts_of = no_parts
         self.cap = 256

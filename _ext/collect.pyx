@@ -715,7 +715,7 @@ cdef class Collector:
         cdef uint64_t nbytes = 0
         if not PyObject_TypeCheck(out, self.tensor_type):
             return 0
-        if out.layout is self.balance.strided:
+        if out.layout is self.strided:
             return out.nbytes
         self.balance.track(out, maker, here)   # a sparse tensor may have other indices and values now
         for part in self.balance.parts_of(out):

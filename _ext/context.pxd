@@ -51,8 +51,8 @@ cdef extern from *:
 
     /* `stack` owns a reference to each running module; base = its depth when the running backward began; own = its
        depth where the last one on it is in a __call__ of its class, on the way to Module.__call__; before = the phases
-       that the steps of opt began in; passes = its own among the running backward passes; seen = the number that the
-       next node had when the module was last asked for; named from named_from on belong to the innermost call. */
+       that the steps of opt began in; seen = the number that the next node had when the module was last asked for;
+       named from named_from on belong to the innermost call. */
     typedef struct mt_tls {
         mt_log *log;
         mt_named named[MT_MOST_NAMED];
@@ -60,7 +60,7 @@ cdef extern from *:
         PyObject **stack;
         uint32_t *ids;
         void *opt[8];
-        uint32_t depth, cap, module, base, own, passes;
+        uint32_t depth, cap, module, base, own;
         uint8_t before[8];
         uint32_t n_named, named_from;
         uint8_t phase, between, n_opt, known, looking;
@@ -87,7 +87,6 @@ cdef extern from *:
         uint32_t module
         uint32_t base
         uint32_t own
-        uint32_t passes
         uint8_t *before
         uint32_t n_named
         uint32_t named_from

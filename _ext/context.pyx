@@ -601,7 +601,6 @@ def tracked_backward(*args, **kwargs):
     if t.log != NULL:
         _backward_log = t.log
     _backwards += 1
-    t.passes += 1
     try:
         _differentiates, within = _begin_backward(*args, **kwargs)
         if _differentiates:
@@ -617,27 +616,12 @@ def tracked_backward(*args, **kwargs):
         if _n_hooks:
             tell(PHASE_CHANGE, 0, phase)
         _backwards -= 1
-        t.passes -= 1
         _backward_log = previous_log
         if _differentiates and t.log != NULL:
             log_boundary(t, t.module)
         _differentiates = outer
         t.phase = phase
         t.base = base
-
-
-def gradient(tensor):
-    """``tensor.grad`` of a leaf, or None: also while another thread's backward pass may be writing it.
-
-    C++ writes it without the GIL: who reads it meanwhile may hold memory that is freed, or free it twice.
-    """
-    cdef mt_tls *t = mt_get()
-    if not tensor.is_leaf:
-        return None
-    # In a hook of the only pass there is, on a thread of the engine's own, nothing else writes.
-    if _backwards != t.passes and not (_backwards == 1 and is_in_a_node()):
-        return None
-    return tensor.grad
 
 
 def optimizer_begin(optimizer):

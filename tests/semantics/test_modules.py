@@ -351,26 +351,3 @@ def test_L12_a_module_that_is_called_again_is_found_near_where_it_was(monkeypatc
     assert context.path_name(find(root.c.d, at_a)) == "d" and context.path_parent(find(root.c.d, at_a)) == at_c
     assert context.path_parent(find(root.b, gone)) == top  # not where another of its name was
     assert find(nn.Linear(2, 2), at_b) == 0 and find(inner, other) == 0
-
-
-def test_L12_a_gradient_is_not_read_while_another_thread_may_write_it(tracked):
-    leaf = torch.ones(2, requires_grad=True)
-    leaf.grad = torch.ones(2)
-    inside, go = threading.Event(), threading.Event()
-    asked = []
-
-    def hook(gradient):
-        asked.append(context.gradient(leaf))  # of the thread's own pass, the only one
-        inside.set()
-        go.wait(30)
-        return gradient
-
-    made = torch.ones(2, requires_grad=True) * 2
-    made.register_hook(hook)
-    other = threading.Thread(target=made.sum().backward)
-    other.start()
-    assert inside.wait(30)
-    assert context.gradient(leaf) is None
-    go.set()
-    other.join()
-    assert context.gradient(leaf) is leaf.grad and asked == [leaf.grad] and context.gradient(made) is None
