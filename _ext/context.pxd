@@ -52,7 +52,7 @@ cdef extern from *:
     /* `stack` owns a reference to each running module; base = its depth when the running backward began; own = its
        depth where the last one on it is in a __call__ of its class, on the way to Module.__call__; before = the phases
        that the steps of opt began in; seen = the number that the next node had when the module was last asked for;
-       named from named_from on belong to the innermost call. */
+       named from named_from on belong to the innermost call; differentiates: has it begun a backward pass? */
     typedef struct mt_tls {
         mt_log *log;
         mt_named named[MT_MOST_NAMED];
@@ -63,7 +63,7 @@ cdef extern from *:
         uint32_t depth, cap, module, base, own;
         uint8_t before[8];
         uint32_t n_named, named_from;
-        uint8_t phase, between, n_opt, known, looking;
+        uint8_t phase, between, n_opt, known, looking, differentiates;
     } mt_tls;
     #endif
     """
@@ -95,6 +95,7 @@ cdef extern from *:
         uint8_t n_opt
         uint8_t known
         uint8_t looking
+        uint8_t differentiates
 
 ctypedef void (*look_fn)(mt_tls *t) noexcept   # asked before each answer and change of state
 

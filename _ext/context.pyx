@@ -11,6 +11,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport realloc
 
 import sys
+import threading
 from types import FunctionType
 from weakref import WeakKeyDictionary
 
@@ -601,6 +602,9 @@ def tracked_backward(*args, **kwargs):
     if t.log != NULL:
         _backward_log = t.log
     _backwards += 1
+    if not t.differentiates:
+        t.differentiates = 1
+        first_pass()
     try:
         _differentiates, within = _begin_backward(*args, **kwargs)
         if _differentiates:
@@ -622,6 +626,29 @@ def tracked_backward(*args, **kwargs):
         _differentiates = outer
         t.phase = phase
         t.base = base
+
+
+cdef dict _differentiating = {}                # by number: threads that began a backward pass, while they live
+
+
+cdef object first_pass():
+    """The calling thread's."""
+    for number, thread in list(_differentiating.items()):
+        if not thread.is_alive():
+            _differentiating.pop(number, None)
+    _differentiating[threading.get_ident()] = threading.current_thread()
+
+
+def differentiates_elsewhere():
+    """Is there a thread, besides the calling one, that began a backward pass in its life?
+
+    Torch writes and frees gradients without the GIL: what gets at another thread's meanwhile may crash.
+    """
+    own = threading.get_ident()
+    for number, thread in list(_differentiating.items()):
+        if number != own and thread.is_alive():
+            return True
+    return False
 
 
 def optimizer_begin(optimizer):

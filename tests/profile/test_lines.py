@@ -16,7 +16,7 @@ from mindtorch._ext import looking
 from mindtorch._ext.labels import IN_BACKWARD, RECOMPUTING
 from mindtorch.profile import Profiler
 from mindtorch.profile.measure import collect
-from mindtorch.profile.measure.collect import describe
+from mindtorch.profile.measure.collector_callbacks import describe
 
 
 def looks():

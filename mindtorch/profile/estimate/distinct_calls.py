@@ -21,7 +21,7 @@ from mindtorch.profile.cost.work import Work, work
 from mindtorch.profile.estimate import communication, exchanged, known_values
 from mindtorch.profile.estimate.compiling import FUSED, GRAPHED, TUNED, within_kernels
 from mindtorch.profile.estimate.data_loading import BESIDE, HOSTS
-from mindtorch.profile.measure.collect import describe
+from mindtorch.profile.measure.collector_callbacks import describe
 from mindtorch.profile.report.forecast import Forecast
 from mindtorch.profile.report.rows import LOCATION, MODULE, NS, PHASE, as_table, exact, told_phases
 

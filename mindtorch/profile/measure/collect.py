@@ -24,11 +24,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mindtorch import ops
 from mindtorch._ext import context
 from mindtorch._ext.collect import Collector, now_ns
 from mindtorch._ext.looking import Look
-from mindtorch._ext.opinfo import Op
 from mindtorch._ext.signals import raise_soon
 from mindtorch.base.children import ChildWatch
 from mindtorch.base.errors import LazyTensorError
@@ -39,14 +37,11 @@ from mindtorch.base.threads import ThreadWatch, under
 from mindtorch.engine import semantics
 from mindtorch.engine.execute import local, tensors, values
 from mindtorch.engine.semantics import generation, modules, owners, phases, skipped_prefixes
-from mindtorch.ops import schema
-from mindtorch.ops.flop_rules import PerOutput
-from mindtorch.ops.op_row import FREE_TAGS
 from mindtorch.profile.cost import calibrate, work
 from mindtorch.profile.cost.call_shapes import Shaped, shaped
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.measure import peak, waiting
-from mindtorch.profile.measure.collector_callbacks import ASKED
+from mindtorch.profile.measure.collector_callbacks import ASKED, count, describe
 from mindtorch.profile.measure.device_ops import DeviceOps
 from mindtorch.profile.measure.imports import ImportWatch
 from mindtorch.profile.measure.npu_ops import NpuOps
@@ -431,12 +426,14 @@ class Profiler(Run):
                 self._threads.ends(self._stage)
 
     def _saw_root(self, root: torch.nn.Module, path: int) -> None:
-        if self._looks():
-            super()._saw_root(root, path)
+        with self._marking:
+            if self._looks():
+                super()._saw_root(root, path)
 
     def _saw_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._looks():
-            super()._saw_optimizer(optimizer)
+        with self._marking:
+            if self._looks():
+                super()._saw_optimizer(optimizer)
 
     def _looks(self) -> bool:
         """Not at what a profile within this one is made ready with, nor once all was seen that was asked for."""
@@ -444,33 +441,6 @@ class Profiler(Run):
 
     def _hold(self, t: torch.Tensor) -> None:
         self.collector.balance.hold_tensor(t)
-
-
-# -------------------------------------------------------------------- what the collector asks
-
-
-def describe(func: Any) -> Op:
-    """What is the same for all calls of `func`; asked once per operator. A name: for the runs of recorded calls."""
-    name = func if isinstance(func, str) else ops.op_name(func)
-    row = ops.about(name)
-    if isinstance(func, str):
-        return Op(None, None, name, row.tag, False, row.tag in FREE_TAGS, False, False, True)
-    allocates, writes, is_view, may_copy = True, False, False, False  # of a higher-order operator: it has no schema
-    if hasattr(func, "_schema"):
-        may_copy = schema.may_copy(func)
-        allocates, writes, is_view = schema.allocates(func), bool(schema.writes_told(func)), schema.is_view(func)
-    category = "view" if is_view and not row.name else row.tag
-    free = category in FREE_TAGS
-    call = func._op if type(func) is torch._ops.OpOverload else func
-    has_formula = not free and row.flops is not None
-    by_output = has_formula and type(row.flops) is PerOutput
-    return Op(func, call, name, category, has_formula, free, allocates, writes, by_output=by_output, may_copy=may_copy)
-
-
-def count(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: Any) -> tuple[int, int] | None:
-    """(FLOPs, MACs) of one call, None without a formula; asked once per signature."""
-    found = ops.count_flops(func, args, kwargs, out)
-    return None if found is None else (found.flops, found.macs)
 
 
 def _devices(places: Places, npu: dict[str, Any] | None) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
@@ -169,26 +168,9 @@ def say_roles(registered: Registered) -> None:
             say(held, what)
 
 
-_differentiating: dict[int, threading.Thread] = {}  # by number: those that began a backward pass, while they live
-
-
-def _differentiates() -> None:
-    thread = threading.current_thread()
-    if _differentiating.get(threading.get_ident()) is not thread:
-        for number, other in list(_differentiating.items()):
-            if not other.is_alive():
-                _differentiating.pop(number, None)
-        _differentiating[threading.get_ident()] = thread
-
-
-phases.before_backward(_differentiates)
-
-
 def _gradients(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What `.grad` holds. Nothing where other threads differentiate: torch writes and frees a gradient without the GIL,
-    and who gets at it meanwhile may crash. There, where a gradient was made tells of it."""
-    others = [thread for number, thread in list(_differentiating.items()) if number != threading.get_ident()]
-    if any(thread.is_alive() for thread in others):
+    """What `.grad` holds. Nothing where other threads differentiate: there, where a gradient was made tells of it."""
+    if context.differentiates_elsewhere():
         return []
     with torch._C.DisableTorchFunction():
         grads = [parameter.grad if parameter.is_leaf else None for parameter in parameters]
