@@ -408,7 +408,7 @@ def test_R5_where_a_record_runs() -> None:
     def places(*records: tuple[int, list[int], list[int], list[int]]) -> tuple[list[int], list[tuple[int, int, int]]]:
         """Storages 1 and 2 are on the workers 1 and 2, and module 7 on worker 0: (module, takes, writes, makes)."""
         made = [(m, 1, -1, 0, False, takes, writes, [(k, 8) for k in makes]) for m, takes, writes, makes in records]
-        found = division.divided(made, {1: 1, 2: 2}, {7: 0}, 0, lambda nbytes: nbytes)
+        found = division.divided(made, {1: 1, 2: 2}, {7: 0}, 0, list)
         return found.places, found.moves
 
     assert places((7, [1, 2], [1], [])) == ([1], [(2, 2, 1)])  # at the home of what it writes

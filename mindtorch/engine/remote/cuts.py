@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
-from .division import GENERATOR, GENERATOR_BYTES, Division, Record, divided
+from .division import GENERATOR, GENERATOR_BYTES, Division, divided
+from .homes import Record
 from .run_time import Computing, Costs, end_of
 
 __all__ = ["Costs", "Plan", "Work", "divided_as", "on_one", "plans", "roomiest"]
@@ -34,7 +36,8 @@ class Work:
     and all others that it begins with; grows: the memory that they come to need besides, for gradients and states of
     optimizers; stays: see `Segment.facts`; generator: the worker that has it; limits, held: bytes that each worker may
     have, and that it has in storages that the segment does not touch; copies: the workers that have one, besides the
-    home of a storage; computing: None where that is not known.
+    home of a storage; computing: None where that is not known; coming: do its modules get workers, to which what is
+    elsewhere comes?
     """
 
     records: Sequence[Record]
@@ -48,13 +51,39 @@ class Work:
     held: Sequence[int]
     computing: Computing | None = None
     copies: Mapping[int, Collection[int]] = field(default_factory=dict)
+    coming: bool = False
+
+    @cached_property
+    def sizes(self) -> dict[int, int]:
+        """Bytes of each storage."""
+        found = dict(self.nbytes)
+        for record in self.records:
+            for slot, nbytes in record[7]:
+                if slot not in found:
+                    found[slot] = nbytes
+        found[GENERATOR] = GENERATOR_BYTES
+        return found
+
+    @cached_property
+    def given(self) -> set[int]:
+        """Storages that are there before a module runs, and stay: parameters, buffers and inputs, but no results."""
+        found, results = set(self.nbytes), set()
+        for module, _phase, _draws, _device, _grad, takes, _writes, makes in self.records:
+            for slot, _nbytes in makes:
+                if slot in takes:
+                    continue
+                if module or not results.isdisjoint(takes):
+                    results.add(slot)
+                elif slot in self.stays:
+                    found.add(slot)
+        return found
 
 
 @dataclass
 class Plan:
     """``workers``: worker by module path. The rest is what one run of the segment costs: bytes and messages that move,
     the seconds that it takes (moves_only: only for what moves), and the most bytes that each worker has at a time;
-    replicas: bytes of copies, by worker, of what was there before, such as weights that several workers read.
+    replicas: bytes of copies, by worker, of what is there before a module runs, such as weights that several read.
     """
 
     name: str
@@ -69,8 +98,8 @@ class Plan:
 
     @property
     def used(self) -> int:
-        """How many workers it needs."""
-        return len(set(self.workers.values()))
+        """How many workers compute or hold memory."""
+        return len({*self.workers.values(), *[worker for worker, nbytes in enumerate(self.memory) if nbytes]})
 
     @property
     def excess(self) -> int:
@@ -98,14 +127,20 @@ def plans(work: Work, costs: Costs, known: Mapping[str, int]) -> list[Plan]:
     return sorted(found, key=Plan.rank)
 
 
-def roomiest(work: Work) -> Callable[[int], int]:
-    """Gives the worker that has most room left for so many bytes."""
-    room = [limit - held for limit, held in zip(work.limits, work.held, strict=True)]
+def roomiest(rooms: Sequence[int]) -> Callable[[Sequence[int]], list[int]]:
+    """Gives workers for so many bytes each: one worker after the other, each until it has no more room left than all
+    would have if they got as much of it; next is the one that has most."""
 
-    def found(nbytes: int) -> int:
+    def found(sizes: Sequence[int]) -> list[int]:
+        room, workers = list(rooms), []
+        even = (sum(room) - sum(sizes)) / len(room)
         worker = room.index(max(room))
-        room[worker] -= nbytes
-        return worker
+        for nbytes in sizes:
+            if room[worker] - nbytes < even:
+                worker = room.index(max(room))
+            room[worker] -= nbytes
+            workers.append(worker)
+        return workers
 
     return found
 
@@ -121,14 +156,23 @@ def divided_as(work: Work, ids: Mapping[int, int], otherwise: int | None = None)
     None: the one with the most room."""
     found: list[tuple[Division, list[int]]] = []
     for copies in (work.copies, None):
-        rest = roomiest(work) if otherwise is None else lambda _nbytes: otherwise
-        division = divided(work.records, work.homes, ids, work.generator, rest, copies, work.stays)
+        rooms = [limit - held for limit, held in zip(work.limits, work.held, strict=True)]
+        for slot, home in work.homes.items():
+            rooms[home] -= work.nbytes[slot] + work.grows.get(slot, 0)
+        rest = roomiest(rooms) if otherwise is None else lambda sizes: [otherwise] * len(sizes)
+        division = divided(
+            work.records, work.homes, ids, work.generator, rest, copies, work.stays, work.sizes, rooms, work.coming
+        )
         most = _memory(work, division, work.homes, len(work.limits), len(work.records)).max(axis=1, initial=0)
         needs = [int(need) + held for need, held in zip(most, work.held, strict=True)]
         found.append((division, needs))
         if all(need <= limit for need, limit in zip(needs, work.limits, strict=True)):
             return found[-1]
     return min(found, key=lambda each: sum(map(_lacking, each[1], work.limits)))
+
+
+def _first(sizes: Sequence[int]) -> list[int]:
+    return [0] * len(sizes)
 
 
 def _lacking(need: int, limit: int) -> int:
@@ -141,34 +185,25 @@ def _priced(work: Work, name: str, workers: dict[str, int], costs: Costs, otherw
     moved = sum(nbytes for nbytes, _source, _to in _moves(work, division))
     seconds = division.messages * costs.message + moved * costs.byte
     if work.computing is not None:
-        sizes = _sizes(work)
+        sizes = work.sizes
         back = moved - sum(sizes[slot] for slot, _source, _to in division.moves)
         seconds = end_of(division.parts, sizes, costs, work.computing) + back * costs.byte
-    copied = {(slot, to) for _k, slot, to, alone in division.stays if not alone and slot in work.nbytes}
+    copied = {(slot, to) for _k, slot, to, alone in division.stays if not alone and slot in work.given}
     replicas: dict[int, int] = {}
     for slot, to in sorted(copied):
-        replicas[to] = replicas.get(to, 0) + work.nbytes[slot]
+        replicas[to] = replicas.get(to, 0) + work.sizes[slot]
     only = work.computing is None
     return Plan(name, workers, moved, division.messages, seconds, needs, work.limits, only, replicas)
 
 
-def _sizes(work: Work) -> dict[int, int]:
-    found = dict(work.nbytes)
-    for *_, makes in work.records:
-        for slot, nbytes in makes:
-            found.setdefault(slot, nbytes)
-    found[GENERATOR] = GENERATOR_BYTES
-    return found
-
-
 def _moves(work: Work, division: Division) -> Iterator[tuple[int, int, int]]:
     """(bytes, from, to), and back again of what was there before: the next run finds it where this one leaves it."""
-    sizes = _sizes(work)
+    sizes = work.sizes
     ends: dict[int, tuple[int, int]] = {}  # where it was at first, and is at last
     for slot, source, to in division.moves:
         yield sizes[slot], source, to
     for _k, slot, to, alone in division.stays:
-        if alone and slot in work.nbytes:
+        if alone and slot in work.nbytes and slot not in division.coming:
             ends[slot] = ends.get(slot, (work.homes.get(slot, to), to))[0], to
     for slot, (first, last) in ends.items():
         if first != last:
@@ -177,7 +212,7 @@ def _moves(work: Work, division: Division) -> Iterator[tuple[int, int, int]]:
 
 def _memory(work: Work, division: Division, homes: Mapping[int, int], places: int, every: int) -> np.ndarray:
     """(place, time) -> the most bytes there in that time, of so many records."""
-    sizes = _sizes(work)
+    sizes = work.sizes
     last: dict[int, int] = {}
     for k, (*_, takes, _writes, makes) in enumerate(work.records):
         for slot in takes:
@@ -191,12 +226,19 @@ def _memory(work: Work, division: Division, homes: Mapping[int, int], places: in
     now = [0] * places
     has: dict[int, set[int]] = {}  # the places of each storage
     for slot, home in homes.items():
-        now[home] += sizes[slot] + work.grows.get(slot, 0)
+        now[home] += sizes[slot]
         has[slot] = {home}
         for other in work.copies.get(slot, ()) if division.copying else ():
             now[other] += sizes[slot]
             has[slot].add(other)
-    owner = dict(homes)  # which has what it grows by
+    at = {**homes, **{slot: to for _k, slot, to, alone in division.stays if alone}}  # in the end
+    if any(slot not in at for slot in work.grows):
+        for record, place in zip(work.records, division.places, strict=True):
+            for slot, _nbytes in record[7]:
+                at.setdefault(slot, place)
+    for slot, nbytes in work.grows.items():
+        if slot in at:
+            now[at[slot]] += nbytes
     found: list[list[int]] = [] if work.records else [now]
     stays = iter(division.stays)
     coming = next(stays, None)
@@ -205,7 +247,10 @@ def _memory(work: Work, division: Division, homes: Mapping[int, int], places: in
         while coming is not None and coming[0] == k:
             _k, slot, to, alone = coming
             if alone:
-                _alone(work, slot, to, sizes[slot], has, owner, now)
+                for other in has.get(slot, ()):
+                    now[other] -= sizes[slot]
+                now[to] += sizes[slot]
+                has[slot] = {to}
             else:
                 has[slot].add(to)
                 now[to] += sizes[slot]
@@ -227,22 +272,6 @@ def _memory(work: Work, division: Division, homes: Mapping[int, int], places: in
     return np.array(found, float).T
 
 
-def _alone(
-    work: Work, slot: int, to: int, nbytes: int, has: dict[int, set[int]], owner: dict[int, int], now: list[int]
-) -> None:
-    """From here on, only one place has a storage."""
-    for other in has.get(slot, ()):
-        now[other] -= nbytes
-    now[to] += nbytes
-    has[slot] = {to}
-    grows = work.grows.get(slot, 0)
-    if grows and owner.get(slot) != to:
-        now[to] += grows
-        if slot in owner:
-            now[owner[slot]] -= grows
-        owner[slot] = to
-
-
 class _Units:
     """Modules of some depth, in the order in which they first run; ``of``: the unit's number by module path."""
 
@@ -261,7 +290,7 @@ class _Units:
         work = replace(work, records=[record for record in work.records if not record[3]])
         ids = {module: self.of[path] for module, path in work.paths.items() if path in self.of}
         work = replace(work, homes={}, copies={})
-        alone = divided(work.records, {}, ids, 0, lambda _nbytes: 0, {}, work.stays)
+        alone = divided(work.records, {}, ids, 0, _first, {}, work.stays, work.sizes)
         #: What it costs in seconds if two are not on the same worker.
         self._apart = np.zeros((self._n, self._n))
         for nbytes, source, to in _moves(work, _in_turn(work, alone)):
@@ -279,7 +308,7 @@ class _Units:
                 self._shares.setdefault(other, first)
         every = max(1, len(work.records) // _TIMES)
         # Units on one worker have one copy of what they share: as if it moved on with each that reads it.
-        moving = divided(work.records, {}, ids, 0, lambda _nbytes: 0)
+        moving = divided(work.records, {}, ids, 0, _first, sizes=work.sizes)
         self._memory = _memory(work, moving, {}, max(self._n, 1), every)
 
     def candidates(self) -> Iterator[tuple[str, list[int]]]:
@@ -287,6 +316,8 @@ class _Units:
         if not self._free:
             yield "as before", [self._pinned[unit] for unit in range(self._n)]
             return
+        if self._work.homes:
+            yield "in place", self._whole(self._in_place())
         each = -(-len(self._free) // self._workers)
         yield "equal layers", self._whole({unit: k // each for k, unit in enumerate(self._free)})
         folded = sorted(self._free, key=lambda unit: min(unit, self._n - 1 - unit))
@@ -299,6 +330,23 @@ class _Units:
             for cut, more in found[:2]:
                 yield name, self._better(self._whole(cut), more)
         yield "one by one", self._better(self._whole(self._filled()), 1)
+
+    def _in_place(self) -> dict[int, int]:
+        """Each unit where most of what it takes is, or where the one before it is."""
+        there = np.zeros((self._n, self._workers))
+        seen: set[int] = set()
+        for record in self._work.records:
+            unit = self.of.get(self._work.paths.get(record[0], ""))
+            for slot in record[5] if unit is not None else ():
+                if slot in self._work.homes and slot not in seen:
+                    seen.add(slot)
+                    there[unit, self._work.homes[slot]] += self._work.nbytes[slot]
+        found: dict[int, int] = {}
+        worker = 0
+        for unit in self._free:
+            worker = int(there[unit].argmax()) if there[unit].any() else worker
+            found[unit] = worker
+        return found
 
     def _whole(self, free: Mapping[int, int]) -> list[int]:
         return [self._pinned.get(unit, free.get(unit, 0)) for unit in range(self._n)]

@@ -24,7 +24,8 @@ from ..execute import machine
 from ..record.arguments import quiet
 from .client import RemoteExecutor
 from .cuts import Costs, Plan, Work, divided_as, on_one, plans
-from .division import Division, Part, Record
+from .division import Division, Part
+from .homes import Record
 from .one_thread import one_thread_at_a_time
 from .pending_uploads import Waiting
 from .reads import plain_bytes
@@ -219,18 +220,20 @@ class PlacingExecutor(SpreadExecutor):
         self._backward.update(record[0] for record in records if record[1] == _BACKWARD)
         if "optimizer" in phases:
             self._stepped |= self._backward
+        work = Work(records, paths, homes, nbytes, grows, stays, self._generator, self.limits(), held, copies=copies)
         more = sum(times for phase, times in _GROWS.items() if phase not in phases)
         if more:
             for module, _phase, _draws, _device, grad, takes, *_ in records:
                 if grad and module and module not in self._stepped:
-                    floats = [slot for slot in takes if slot in begins and begins[slot].is_floating_point()]
-                    grows.update((slot, more * nbytes[slot]) for slot in floats)
-        return Work(records, paths, homes, nbytes, grows, stays, self._generator, self.limits(), held, copies=copies)
+                    floats = [s for s in takes if s in work.given and (s not in begins or begins[s].is_floating_point())]
+                    grows.update((slot, more * work.sizes[slot]) for slot in floats)
+        return work
 
     def _plan(self, work: Work, segment: Any) -> None:
         """Let all modules of the segment have a worker."""
         workers = self._workers = self._workers or {}
-        if any(path and path not in workers for path in work.paths.values()):
+        work.coming = any(path and path not in workers for path in work.paths.values())
+        if work.coming:
             self._time(work, segment)
             found = plans(work, self._link(), {path: workers[path] for path in work.paths.values() if path in workers})
             _tell(found)
