@@ -103,7 +103,7 @@ def test_R5_units_that_share_a_weight_are_cut_apart_where_that_fits(write: bool,
     [
         ([1], [1]),  # the first that has most
         ([111, 1], [1, 0]),
-        ([50, 40, 40, 60, 40], [1, 0, 2, 0, 1]),
+        ([50, 40, 40, 60, 40], [1, 1, 0, 0, 2]),
         ([60, 60, 60], [1, 0, 2]),
         ([300], [1]),
         ([300, 10, 10], [1, 0, 0]),

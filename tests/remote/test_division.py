@@ -214,7 +214,7 @@ def test_R5_workers_are_those_of_devices_writes_modules_and_values_in_this_order
                 loose.remove(belongs)
                 together = (together[0] | belongs[0], together[1] | belongs[1])
         loose.append(together)
-    sizes = [sum(n for k in each[0] for _, n in records[k][7]) for each in loose]
+    sizes = [max(sum(n for _, n in records[k][7]) for k in each[0]) for each in loose]
     for each in list(loose):
         settle(each, 2)
     assert places == [expected[k] for k in range(len(records))]

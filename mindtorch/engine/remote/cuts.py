@@ -128,15 +128,15 @@ def plans(work: Work, costs: Costs, known: Mapping[str, int]) -> list[Plan]:
 
 
 def roomiest(rooms: Sequence[int]) -> Callable[[Sequence[int]], list[int]]:
-    """Gives workers for so many bytes each: one worker after the other, each until it has no more room left than all
-    would have if they got as much of it; next is the one that has most."""
+    """Gives workers for so many bytes each: one worker after the other, each until it has about as much room left as
+    all will have if that is shared evenly; next is the one that has most."""
 
     def found(sizes: Sequence[int]) -> list[int]:
         room, workers = list(rooms), []
         even = (sum(room) - sum(sizes)) / len(room)
         worker = room.index(max(room))
         for nbytes in sizes:
-            if room[worker] - nbytes < even:
+            if room[worker] - nbytes / 2 < even or room[worker] < nbytes and even >= 0:
                 worker = room.index(max(room))
             room[worker] -= nbytes
             workers.append(worker)

@@ -24,13 +24,13 @@ _PARTS = 4  # of a worker's room: a group grows up to one of them
 
 
 class _Group:
-    """Storages that are to be together. nbytes: of all; weight: of those that last."""
+    """Storages that are to be together. weight: bytes of those that last; most: that a record makes besides."""
 
-    __slots__ = ("into", "nbytes", "weight", "worker")
+    __slots__ = ("into", "most", "weight", "worker")
 
-    def __init__(self, nbytes: int = 0) -> None:
+    def __init__(self, weight: int = 0) -> None:
         self.worker = _NOWHERE
-        self.nbytes = self.weight = nbytes
+        self.weight, self.most = weight, 0
         self.into: _Group | None = None
 
     def last(self) -> _Group:
@@ -41,8 +41,8 @@ class _Group:
 
     def join(self, other: _Group) -> None:
         other.into = self
-        self.nbytes += other.nbytes
         self.weight += other.weight
+        self.most = max(self.most, other.most)
 
 
 def placed(
@@ -62,7 +62,7 @@ def placed(
     places = [found.place(*record) for record in records]
     groups = list(dict.fromkeys(place.last() for place in places if isinstance(place, _Group)))
     open_ = [group for group in groups if group.worker == _NOWHERE]
-    for group, worker in zip(open_, otherwise([group.nbytes for group in open_]), strict=True):
+    for group, worker in zip(open_, otherwise([group.weight + group.most for group in open_]), strict=True):
         group.worker = worker
     return [place if isinstance(place, int) else place.last().worker for place in places], found.coming
 
@@ -195,24 +195,27 @@ class _Homes:
         makes. The others join it, if it takes a good part of them."""
         at, sizes = self._at, self._sizes
         groups: dict[int, _Group] = {}
+        come: list[_Group] = []
         for slot in takes:
             home = at.get(slot)
             if home is None:
-                home = at[slot] = _Group(sizes.get(slot, 0))  # it was there before
+                home = at[slot] = _Group(sizes.get(slot, 0))  # it was there before, and nothing has used it
+                come.append(home)
             if isinstance(home, _Group) and home.last().worker == _NOWHERE:
                 groups[slot] = home.last()
         made = sum(nbytes for _slot, nbytes in makes)
-        largest = next((s for s in writes if s in groups), None)
-        if largest is None:
-            largest = max(groups, key=lambda slot: sizes.get(slot, 0), default=None)
-            if largest is not None and made > sizes.get(largest, 0) and self._is_small(largest, groups[largest]):
-                largest = None
+        written = next((slot for slot in writes if slot in groups), None)
+        largest = max(groups, key=lambda slot: sizes.get(slot, 0), default=None) if written is None else written
         found = _Group() if largest is None else groups[largest]
+        if largest is not None and written is None:
+            if made > sizes.get(largest, 0) and self._is_small(largest, found):
+                found = _Group()
+            found = next((group for group in come if not self._have_room(found, group)), found)
         for slot, group in groups.items():
             group = group.last()
             if group is not found and not self._is_small(slot, group) and self._have_room(found, group):
                 found.join(group)
-        found.nbytes += made
+        found.most = max(found.most, made)
         for slot, nbytes in makes:
             if slot not in takes and slot not in self._passing:
                 found.weight += nbytes
