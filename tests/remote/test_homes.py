@@ -32,7 +32,7 @@ def places(records: Sequence[Any], nbytes: dict[int, int], rooms: Sequence[int],
     return placed(records, homes, workers, roomiest(left), True, sizes=sizes, rooms=left, **given)[0]
 
 
-WEIGHTS = {k: 100 for k in range(8)}
+WEIGHTS = dict.fromkeys(range(8), 100)
 
 
 def summed(kind: str) -> list[Any]:

@@ -20,8 +20,9 @@ from .division import GENERATOR, GENERATOR_BYTES, Division, divided
 from .homes import Record
 from .run_time import Computing, Costs, end_of
 
-__all__ = ["Costs", "Plan", "Work", "divided_as", "on_one", "plans", "roomiest"]
+__all__ = ["ALL_ON_ONE", "Costs", "Plan", "Work", "divided_as", "on_one", "plans", "roomiest"]
 
+ALL_ON_ONE = "all on one"  # the name of a plan
 _UNITS = 96  # at most
 _MORE = (1, 1.1, 1.25, 1.5, 2)  # times its limit: what units need is not all needed at the same instant
 _LARGE = 64  # of what a segment begins with such a part is large
@@ -83,7 +84,8 @@ class Work:
 class Plan:
     """``workers``: worker by module path. The rest is what one run of the segment costs: bytes and messages that move,
     the seconds that it takes (moves_only: only for what moves), and the most bytes that each worker has at a time;
-    replicas: bytes of copies, by worker, of what is there before a module runs, such as weights that several read.
+    replicas: bytes of copies, by worker, of what is there before a module runs, such as weights that several read;
+    cost: seconds by usual speeds, by which plans are compared, so that each run has the same; None: ``seconds``.
     """
 
     name: str
@@ -95,6 +97,7 @@ class Plan:
     limits: Sequence[int]
     moves_only: bool = True
     replicas: Mapping[int, int] = field(default_factory=dict)
+    cost: float | None = None
 
     @property
     def used(self) -> int:
@@ -108,22 +111,23 @@ class Plan:
 
     def rank(self) -> tuple[int, float, int]:
         """The least is the best."""
-        return self.excess, self.seconds, self.used
+        return self.excess, self.seconds if self.cost is None else self.cost, self.used
 
 
 def on_one(work: Work, worker: int = 0) -> Plan:
     """Everything on one worker, where nothing moves."""
-    return _priced(work, "all on one", dict.fromkeys(_paths(work), worker), Costs(), otherwise=worker)
+    return _priced(work, ALL_ON_ONE, dict.fromkeys(_paths(work), worker), Costs(), otherwise=worker)
 
 
-def plans(work: Work, costs: Costs, known: Mapping[str, int]) -> list[Plan]:
-    """All that were thought of, the best one first. known: worker by module path, of those that are to stay."""
-    units = _Units(work, costs, known)
+def plans(work: Work, costs: Costs, known: Mapping[str, int], usual: Costs | None = None) -> list[Plan]:
+    """All that were thought of, the best one first. costs: of what moves, as measured; known: worker by module path, of
+    those that are to stay; usual: costs by which plans are made and compared; None: ``costs``."""
+    units = _Units(work, usual or costs, known)
     found = [on_one(work)] if not known else []
     for name, chosen in units.candidates():
         workers = {path: chosen[unit] for path, unit in units.of.items()}
         if not any(plan.workers == workers for plan in found):
-            found.append(_priced(work, name, workers, costs))
+            found.append(_priced(work, name, workers, costs, usual))
     return sorted(found, key=Plan.rank)
 
 
@@ -136,7 +140,7 @@ def roomiest(rooms: Sequence[int]) -> Callable[[Sequence[int]], list[int]]:
         even = (sum(room) - sum(sizes)) / len(room)
         worker = room.index(max(room))
         for nbytes in sizes:
-            if room[worker] - nbytes / 2 < even or room[worker] < nbytes and even >= 0:
+            if room[worker] - nbytes / 2 < even or (room[worker] < nbytes and even >= 0):
                 worker = room.index(max(room))
             room[worker] -= nbytes
             workers.append(worker)
@@ -179,21 +183,42 @@ def _lacking(need: int, limit: int) -> int:
     return max(0, need - limit)
 
 
-def _priced(work: Work, name: str, workers: dict[str, int], costs: Costs, otherwise: int | None = None) -> Plan:
+def _priced(
+    work: Work,
+    name: str,
+    workers: dict[str, int],
+    costs: Costs,
+    usual: Costs | None = None,
+    otherwise: int | None = None,
+) -> Plan:
     ids = {module: workers[path] for module, path in work.paths.items() if path in workers}
     division, needs = divided_as(work, ids, otherwise)
     moved = sum(nbytes for nbytes, _source, _to in _moves(work, division))
-    seconds = division.messages * costs.message + moved * costs.byte
-    if work.computing is not None:
-        sizes = work.sizes
-        back = moved - sum(sizes[slot] for slot, _source, _to in division.moves)
-        seconds = end_of(division.parts, sizes, costs, work.computing) + back * costs.byte
+    back = moved - sum(work.sizes[slot] for slot, _source, _to in division.moves)
+
+    def seconds(costs: Costs, computing: Computing | None) -> float:
+        if computing is None:
+            return division.messages * costs.message + moved * costs.byte
+        return end_of(division.parts, work.sizes, costs, computing) + back * costs.byte
+
+    known = work.computing
     copied = {(slot, to) for _k, slot, to, alone in division.stays if not alone and slot in work.given}
     replicas: dict[int, int] = {}
     for slot, to in sorted(copied):
         replicas[to] = replicas.get(to, 0) + work.sizes[slot]
-    only = work.computing is None
-    return Plan(name, workers, moved, division.messages, seconds, needs, work.limits, only, replicas)
+    cost = seconds(usual or costs, known and (known.usual or known))
+    return Plan(
+        name,
+        workers,
+        moved,
+        division.messages,
+        seconds(costs, known),
+        needs,
+        work.limits,
+        known is None,
+        replicas,
+        cost,
+    )
 
 
 def _moves(work: Work, division: Division) -> Iterator[tuple[int, int, int]]:

@@ -2,8 +2,8 @@
 
 Every storage has one home (`homes`). A worker that reads a storage of another one gets a copy, which is good until the
 storage is written. A worker that writes it becomes its home, and all copies end. So does a worker that is the last to
-read what the segment has made and nobody keeps, and the worker of the module that takes what has just come. The generator has a home, too, and moves to
-whoever draws.
+read what the segment has made and nobody keeps, and the worker of the module that takes what has just come. The
+generator has a home, too, and moves to whoever draws.
 """
 
 from __future__ import annotations

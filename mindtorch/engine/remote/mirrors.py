@@ -69,7 +69,7 @@ class Mirrors:
         self.dead: list[int] = []
         self.copies: dict[int, Any] = {}
         self._next = 1
-        self.alive: dict[int, int] = {}  # number of each storage that something here can name -> the bytes that it has there
+        self.alive: dict[int, int] = {}  # number of each storage that something here can name -> its bytes there
         self._numbers: dict[int, int] = {}  # address of a mirror's storage -> its number
         self._addresses: dict[int, int] = {}  # number -> where a program may think that the storage is
         self._end = _GRAIN  # of all those
