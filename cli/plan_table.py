@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from . import units
 
 if TYPE_CHECKING:
-    from mindtorch.engine.remote.cuts import Plan
+    from mindtorch.engine.remote.pricing import Plan
 
 __all__ = ["lines"]
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from mindtorch.cli.main import cli
 from mindtorch.cli.plan_table import lines
-from mindtorch.engine.remote.cuts import Plan
+from mindtorch.engine.remote.pricing import Plan
 
 TRAIN = """
     import torch

@@ -15,7 +15,8 @@ import mindtorch
 from mindtorch.engine.execute import machine, values
 from mindtorch.engine.execute.pace import Pace
 from mindtorch.engine.remote import placing
-from mindtorch.engine.remote.cuts import Plan, plans
+from mindtorch.engine.remote.cuts import plans
+from mindtorch.engine.remote.pricing import Plan
 from mindtorch.engine.remote.run_time import Computing, Costs, usual
 
 from ..executors import using

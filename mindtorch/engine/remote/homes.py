@@ -84,7 +84,7 @@ class _Homes:
 
     def _of_modules(self, records: Sequence[Record]) -> set[int]:
         """Let what lasts and has no home yet be where the first module is that takes it. Returns what does not last."""
-        at, kept, passing, lasting = self._at, self._kept, set(), set()
+        at, kept, passing, lasting = self._at, self._kept, set[int](), set[int]()
         for module, _phase, _draws, device, _grad, takes, _writes, makes in records:
             worker = None if device else self._worker_of.get(module)
             if worker is not None:

@@ -23,14 +23,15 @@ from ...base.errors import UsageError
 from ..execute import machine
 from ..record.arguments import quiet
 from .client import RemoteExecutor
-from .cuts import ALL_ON_ONE, Costs, Plan, Work, divided_as, on_one, plans
+from .cuts import plans
 from .division import Division, Part
 from .homes import Record
 from .one_thread import one_thread_at_a_time
 from .pending_uploads import Waiting
+from .pricing import ALL_ON_ONE, Plan, Work, divided_as, on_one
 from .reads import plain_bytes
 from .replicas import Copies
-from .run_time import usual
+from .run_time import Costs, usual
 from .spread import SpreadExecutor, _on
 
 if TYPE_CHECKING:
