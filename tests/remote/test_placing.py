@@ -228,32 +228,6 @@ def test_R5_a_model_that_is_gone_takes_no_memory_of_the_next_one() -> None:
             assert [executor._held(each) for each in executor.executors] == [0, 0]
 
 
-@pytest.mark.parametrize("upload", [False, True])
-def test_R5_what_has_failed_takes_no_memory_in_plans(upload: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also while something here holds what stood for it, such as the traceback of the error."""
-    held: list[torch.Tensor] = []
-    with using(over(2, 1 << 30)) as executor:
-        first = executor.executors[0]
-        x, at = torch.ones(10, 50).to(DEVICE), torch.full((1000,), 5).to(DEVICE)
-        assert x[at].sum().item() == 50_000
-
-        def number(mirror: torch.Tensor, number: int, of: Callable[..., Any] = first._mirrors.number) -> torch.Tensor:
-            held.append(mirror)
-            return of(mirror, number)
-
-        monkeypatch.setattr(first._mirrors, "number", number)
-        monkeypatch.setattr("mindtorch.engine.remote.results.available_memory", lambda: 99)
-        if upload:
-            with pytest.raises(torch.OutOfMemoryError):
-                torch.ones(20 << 20).to(DEVICE).sum().item()
-        else:
-            y = x[at + 5]
-            with pytest.raises(mindtorch.MaterializationError, match="out of bounds"):
-                (y + y.sum().item()).sum().item()
-        assert max(mirror.untyped_storage().nbytes() for mirror in held) >= 200_000
-        assert executor._held(first) < 20_000, first._mirrors.alive
-
-
 def test_R5_moves_are_those_of_the_plan_and_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step crosses each cut twice, with the activations and with their gradients; states of the optimizer stay."""
     monkeypatch.setattr(machine, "timing", None)  # of cuts that cost the same, what is measured would choose

@@ -1,4 +1,4 @@
-"""R5: a program gets the same plan in each run, and when it is only asked for its plan."""
+"""R5: a program gets the same plan in each run, and when it is only asked for its plan; plans count what is there."""
 
 from __future__ import annotations
 
@@ -134,3 +134,29 @@ def test_R5_usual_costs_are_those_of_a_network_ten_times_as_slow_where_that_is_n
     assert slow == Costs(pytest.approx(once.message * 10), pytest.approx(once.byte * 10), direct)
     none = usual(Costs(0.0, 0.0, direct))
     assert 0 < none.message < once.message / 100 and 0 < none.byte < once.byte / 100
+
+
+@pytest.mark.parametrize("upload", [False, True])
+def test_R5_what_has_failed_takes_no_memory_in_plans(upload: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while something here holds what stood for it, such as the traceback of the error."""
+    held: list[torch.Tensor] = []
+    with using(over(2, 1 << 30)) as executor:
+        first = executor.executors[0]
+        x, at = torch.ones(10, 50).to(DEVICE), torch.full((1000,), 5).to(DEVICE)
+        assert x[at].sum().item() == 50_000
+
+        def number(mirror: torch.Tensor, number: int, of: Callable[..., Any] = first._mirrors.number) -> torch.Tensor:
+            held.append(mirror)
+            return of(mirror, number)
+
+        monkeypatch.setattr(first._mirrors, "number", number)
+        monkeypatch.setattr("mindtorch.engine.remote.results.available_memory", lambda: 99)
+        if upload:
+            with pytest.raises(torch.OutOfMemoryError):
+                torch.ones(20 << 20).to(DEVICE).sum().item()
+        else:
+            y = x[at + 5]
+            with pytest.raises(mindtorch.MaterializationError, match="out of bounds"):
+                (y + y.sum().item()).sum().item()
+        assert max(mirror.untyped_storage().nbytes() for mirror in held) >= 200_000
+        assert executor._held(first) < 20_000, first._mirrors.alive
