@@ -27,8 +27,8 @@ from placed_models import MODELS, Placed
 
 import mindtorch
 from mindtorch.engine.remote import placing
-from mindtorch.engine.remote.cuts import Plan
 from mindtorch.engine.remote.placing import PlacingExecutor
+from mindtorch.engine.remote.pricing import Plan
 
 DEVICE = "remote_accelerator:0"
 WORKERS = 4

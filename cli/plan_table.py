@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from . import units
 
 if TYPE_CHECKING:
-    from mindtorch.engine.remote.cuts import Plan
+    from mindtorch.engine.remote.pricing import Plan
 
 __all__ = ["lines"]
 
@@ -19,7 +19,7 @@ _RUNS = 3  # of modules on one worker that are named
 def lines(plans: Sequence[Plan]) -> list[str]:
     """The plans, the best one first, and who has what in that one."""
     best = plans[0]
-    fits = "" if not best.excess else f", {units.bytes_text(best.excess)} short"
+    fits = "" if not best.excess else f", {units.bytes_text(best.excess)} short, and runs nevertheless"
     found = [
         f"remote_accelerator:0 uses {best.used} of {units.counted(len(best.limits), 'worker')}{fits}; cost of one run:",
         f"  {'plan':<14}{'workers':>8}{'moves':>11}{'messages':>10}{'seconds':>10}   peak memory of each worker",
@@ -38,8 +38,9 @@ def lines(plans: Sequence[Plan]) -> list[str]:
     if best.replicas:
         there = ", ".join(f"{units.bytes_text(n)} on worker {worker}" for worker, n in sorted(best.replicas.items()))
         found.append(f"  copies of what several workers read: {there}")
-    for worker in sorted(set(best.workers.values())):
-        found.append(f"  worker {worker}: {_named(best, worker)}")
+    for worker, nbytes in enumerate(best.memory):
+        if worker in best.workers.values() or nbytes:
+            found.append(f"  worker {worker}: {_named(best, worker) or 'values of no module'}")
     return found
 
 

@@ -150,6 +150,8 @@ def _show_plans(only: bool, stack: ExitStack) -> None:
     def show(plans: list[placing.Plan]) -> None:
         for line in lines(plans):
             click.echo(f"genie run: {line}" if not line.startswith(" ") else line, err=not only)
+        if only:
+            click.echo("  what the program asks for later is planned when it does")
 
     stack.callback(placing.tell, *placing.tell(show, only))
 

@@ -12,8 +12,8 @@ import torch
 
 import mindtorch
 from mindtorch.engine.remote import division, hello
-from mindtorch.engine.remote.cuts import Work
 from mindtorch.engine.remote.placing import PlacingExecutor
+from mindtorch.engine.remote.pricing import Work
 from mindtorch.engine.remote.wire import dumps
 from mindtorch.engine.remote.worker import Worker
 

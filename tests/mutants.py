@@ -157,6 +157,8 @@ NEAREST = {
     " test_lazy_late_errors.py",
     "engine/record/*": "test_lazy_layouts.py test_lazy_mistakes.py test_lazy_late_errors.py test_lazy_operators.py",
     "engine/remote/cuts.py": "remote/test_cut_numbers.py remote/test_cuts.py remote/test_placing.py",
+    "engine/remote/homes.py": "remote/test_homes.py remote/test_division.py remote/test_placing.py",
+    "engine/remote/pricing.py": "remote/test_cut_numbers.py remote/test_cuts.py remote/test_same_plans.py",
     "engine/remote/division.py": "remote/test_division.py remote/test_placing.py",
     "engine/remote/placing.py engine/remote/pending_uploads.py": "remote/test_placing.py",
     "engine/remote/spread.py": "remote/test_spread.py remote/test_placing.py",

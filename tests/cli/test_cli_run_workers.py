@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from mindtorch.cli.main import cli
 from mindtorch.cli.plan_table import lines
-from mindtorch.engine.remote.cuts import Plan
+from mindtorch.engine.remote.pricing import Plan
 
 TRAIN = """
     import torch
@@ -111,7 +111,7 @@ def test_R5_a_plan_says_who_has_what_and_what_is_lacking() -> None:
     best = Plan("cut", workers, 3 << 20, 2, 0.0125, [5 << 20, 6 << 20], [8 << 20, 4 << 20])
     other = Plan("all on one", dict.fromkeys(workers, 0), 0, 0, 0.0, [20 << 20, 0], [8 << 20, 4 << 20])
     assert lines([best, other]) == [
-        "remote_accelerator:0 uses 2 of 2 workers, 2.00 MiB short; cost of one run:",
+        "remote_accelerator:0 uses 2 of 2 workers, 2.00 MiB short, and runs nevertheless; cost of one run:",
         "  plan           workers      moves  messages   seconds   peak memory of each worker",
         "  cut                  2   3.00 MiB         2   12.5 ms   5.00 MiB, 6.00 MiB   short by 2.00 MiB",
         "  all on one           1        0 B         0       0 s   20.0 MiB, 0 B   short by 12.0 MiB",
@@ -124,3 +124,10 @@ def test_R5_a_plan_says_who_has_what_and_what_is_lacking() -> None:
     assert "  copies of what several workers read: 1.00 MiB on worker 0, 3.00 MiB on worker 1" in lines([best, other])
     best.moves_only = other.moves_only = False
     assert not any("moves only" in line for line in lines([best, other]))
+
+
+def test_R5_workers_that_hold_memory_count_as_used() -> None:
+    plan = Plan("cut", {"Net.0": 0, "Net.1": 2}, 0, 0, 0.0, [5 << 20, 1 << 20, 2 << 20, 0], [8 << 20] * 4)
+    found = lines([plan])
+    assert found[0] == "remote_accelerator:0 uses 3 of 4 workers; cost of one run:"
+    assert found[-3:] == ["  worker 0: Net.0", "  worker 1: values of no module", "  worker 2: Net.1"]

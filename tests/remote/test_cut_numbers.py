@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mindtorch.engine.remote.cuts import Costs, Plan, Work, _Units, on_one, plans, roomiest
+from mindtorch.engine.remote.cuts import _Units, plans
+from mindtorch.engine.remote.pricing import Plan, Work, on_one, roomiest
+from mindtorch.engine.remote.run_time import Costs
 
 Makes = Sequence[tuple[int, int]]
 
@@ -56,7 +59,7 @@ def test_R5_a_plan_fits_up_to_the_last_byte(limit: int, excess: int) -> None:
 
 def test_R5_what_lacks_on_some_workers_is_not_made_up_for_by_others() -> None:
     plan = Plan("some", {"a": 0, "b": 1, "c": 1}, 0, 0, 0.5, [5, 10, 20], [10, 8, 19])
-    assert plan.excess == 3 and plan.used == 2 and plan.rank() == (3, 0.5, 2)
+    assert plan.excess == 3 and plan.used == 3 and plan.rank() == (3, 0.5, 3)  # the last holds what no module has
 
 
 def test_R5_a_chain_that_is_cut_in_two_moves_what_is_between() -> None:
@@ -98,10 +101,73 @@ def test_R5_units_that_share_a_weight_are_cut_apart_where_that_fits(write: bool,
         assert max(best.memory) <= 240
 
 
-def test_R5_the_roomiest_worker_is_the_first_that_has_most_left() -> None:
-    choose = roomiest(chain([100, 120, 120], held=[0, 10, 30]))
-    assert [choose(n) for n in (10, 0, 0, 20, 90)] == [1, 0, 0, 0, 1]
-    assert choose(0) == 2
+def made_there(kept: Sequence[int]) -> Work:
+    """A weight of 100 bytes and one of 50, made in no module; the modules 1 and 2 read the first one; what module 1
+    makes of them, and what is made of that, is read by module 2."""
+    records = [
+        record(0, [], [(1, 100)]),
+        record(0, [1], [], [1]),
+        record(0, [], [(2, 50)]),
+        record(1, [1, 2], [(3, 30)]),
+        record(0, [3], [(4, 30)]),
+        record(2, [1, 3, 4], [(5, 8)]),
+        record(1, [3, 4, 5], [(6, 8)]),
+    ]
+    paths = {1: "Net.a", 2: "Net.b"}
+    return Work(records, paths, {}, {}, {}, set(kept), 0, [1000, 1000], [0, 0])
+
+
+def test_R5_copies_of_weights_that_are_made_in_the_segment_are_told_and_no_activations() -> None:
+    (two,) = (each for each in plans(made_there([1, 2, 3, 4, 6]), Costs(), {}) if each.name == "equal layers")
+    assert two.workers == {"Net.a": 0, "Net.b": 1} and two.replicas == {1: 100}
+    assert two.moved == 100 + 30 + 30 + 8
+    (two,) = (each for each in plans(made_there([6]), Costs(), {}) if each.name == "equal layers")
+    assert not two.replicas, "what nobody keeps is no weight"
+    assert made_there([1, 2, 3, 4, 6]).given == {1, 2} and made_there([6]).given == set()
+
+
+def test_R5_weights_that_are_made_in_the_segment_grow_where_they_are() -> None:
+    """As those do that were there before: from the start, on the worker that has them in the end."""
+    alone = on_one(made_there([1, 2, 6]))
+    work = replace(made_there([1, 2, 6]), grows={1: 200, 2: 100})
+    assert on_one(work).memory == [alone.memory[0] + 300, 0]
+    assert on_one(work, 1).memory == [0, alone.memory[0] + 300]
+    moved = on_one(chain([1000, 1000], homes={10: 1}, grows={10: 50}, coming=True))
+    stays = on_one(chain([1000, 1000], homes={10: 1}, grows={10: 50}))
+    assert moved.memory == [480, 100] and stays.memory == [430, 150]
+
+
+def test_R5_what_comes_to_its_module_moves_once_and_stays() -> None:
+    """A run that makes a plan moves it; it is no copy, and no later run moves it back."""
+    work = chain([1000, 1000], homes={10: 1, 11: 0})
+    moved, copied = on_one(replace(work, coming=True)), on_one(work)
+    assert (moved.moved, moved.messages, moved.replicas) == (100, 1, {})
+    assert (copied.moved, copied.messages, copied.replicas) == (100, 1, {0: 100})
+
+
+def test_R5_units_are_left_where_their_weights_are_if_that_is_best() -> None:
+    """Also if those are in no order."""
+    homes = {10: 1, 11: 0, 12: 0, 13: 1}
+    best, *others = plans(chain([230, 230], homes=homes, coming=True), Costs(0, 1), {})
+    assert best.name == "in place" and list(best.workers.values()) == [1, 0, 0, 1]
+    assert best.moved == 20 and all(plan.excess or plan.moved > 100 for plan in others)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "workers"),
+    [
+        ([1], [1]),  # the first that has most
+        ([111, 1], [1, 0]),
+        ([50, 40, 40, 60, 40], [1, 1, 0, 0, 2]),
+        ([60, 60, 60], [1, 0, 2]),
+        ([300], [1]),
+        ([300, 10, 10], [1, 0, 0]),
+        ([], []),
+    ],
+)
+def test_R5_what_nothing_decides_about_fills_one_worker_after_the_other(sizes: list[int], workers: list[int]) -> None:
+    """They have 100, 110 and 90 bytes left."""
+    assert roomiest([100, 110, 90])(sizes) == workers
 
 
 class Case:

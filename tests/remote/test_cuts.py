@@ -11,8 +11,9 @@ from torch import nn
 
 from mindtorch.engine.execute.machine import Machine
 from mindtorch.engine.remote import placing
-from mindtorch.engine.remote.cuts import Costs, Plan, Work, on_one, plans
-from mindtorch.engine.remote.run_time import Computing
+from mindtorch.engine.remote.cuts import plans
+from mindtorch.engine.remote.pricing import Plan, Work, on_one
+from mindtorch.engine.remote.run_time import Computing, Costs
 
 from ..executors import using
 from .test_placing import DEVICE, Language, mlp, over

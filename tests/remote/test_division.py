@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -33,13 +34,17 @@ def drawn(dice: random.Random) -> tuple[list[tuple], dict[int, int], dict[int, i
     return records, homes, workers
 
 
+def remainders(sizes: Sequence[int]) -> list[int]:
+    return [nbytes % WORKERS for nbytes in sizes]
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_R5_parts_run_all_records_in_an_order_that_they_allow_on_what_has_moved_to_them(seed: int) -> None:
     dice = random.Random(seed)
     records, homes, workers = drawn(dice)
     generator = dice.randrange(WORKERS)
     before = dict(homes)
-    found = divided(records, homes, workers, generator, lambda nbytes: nbytes % WORKERS)
+    found = divided(records, homes, workers, generator, remainders)
     assert homes == before, "what was given is as it was"
     order = [k for part in found.parts for k in part.positions]
     assert sorted(order) == list(range(len(records)))
@@ -89,10 +94,11 @@ def test_R5_what_is_only_read_is_copied_and_each_record_finds_what_it_would_in_o
     """The parts, as they run: each brings what it needs when it begins. Contents are what was written last."""
     dice = random.Random(5000 + seed)
     records, homes, workers = drawn(dice)
+    coming, sizes = dice.random() < 0.5, dict(enumerate(dice.choices((1, 10, 100), k=40)))
     copies = {slot: [k for k in range(WORKERS) if k != homes[slot] and dice.random() < 0.3] for slot in homes}
     kept = {slot for *_, makes in records for slot, _ in makes if dice.random() < 0.3}
-    found = divided(records, homes, workers, 0, lambda nbytes: nbytes % WORKERS, copies, kept)
-    moving = divided(records, homes, workers, 0, lambda nbytes: nbytes % WORKERS)
+    found = divided(records, homes, workers, 0, remainders, copies, kept, sizes, [dice.randrange(300)] * 3, coming)
+    moving = divided(records, homes, workers, 0, remainders)
     assert found.copying and not moving.copying
 
     # In order: what each record takes, as (storage, by which record it was written last, by which ones it was viewed).
@@ -150,7 +156,7 @@ def test_R5_a_weight_that_two_workers_read_crosses_once_for_each_write(times: in
     write = (7, 1, -1, 0, False, [1], [1], [])
 
     def moves(*records: tuple, copies: dict[int, list[int]] | None) -> list[tuple[int, int, int]]:
-        return divided(list(records), {1: 0}, {7: 0, 8: 1}, 0, lambda _nbytes: 0, copies).moves
+        return divided(list(records), {1: 0}, {7: 0, 8: 1}, 0, lambda sizes: [0] * len(sizes), copies).moves
 
     assert moves(*reads, copies={}) == [(1, 0, 1)]
     assert moves(*reads, copies={1: [1]}) == []
@@ -166,12 +172,16 @@ def test_R5_workers_are_those_of_devices_writes_modules_and_values_in_this_order
     records, homes, workers = drawn(dice)
     asked: list[int] = []
 
-    def otherwise(nbytes: int) -> int:
-        asked.append(nbytes)
-        return 2
+    def otherwise(sizes: Sequence[int]) -> list[int]:
+        asked.extend(sizes)
+        return [2] * len(sizes)
 
     places = divided(records, homes, workers, 0, otherwise).places
     at: dict[int, int] = dict(homes)  # of what is decided on
+    made_here = {slot for *_, takes, _, makes in records for slot, _ in makes if slot not in takes}
+    for module, _, _, device, _, takes, _, _ in records:
+        if not device and module in workers:
+            at.update({slot: workers[module] for slot in takes if slot not in at and slot not in made_here})
     loose: list[tuple[set[int], set[int]]] = []  # records, and slots, that belong together and have no worker yet
 
     def group(slot: int) -> tuple[set[int], set[int]] | None:
@@ -204,7 +214,7 @@ def test_R5_workers_are_those_of_devices_writes_modules_and_values_in_this_order
                 loose.remove(belongs)
                 together = (together[0] | belongs[0], together[1] | belongs[1])
         loose.append(together)
-    sizes = [sum(n for k in each[0] for _, n in records[k][7]) for each in loose]
+    sizes = [max(sum(n for _, n in records[k][7]) for k in each[0]) for each in loose]
     for each in list(loose):
         settle(each, 2)
     assert places == [expected[k] for k in range(len(records))]

@@ -408,7 +408,7 @@ def test_R5_where_a_record_runs() -> None:
     def places(*records: tuple[int, list[int], list[int], list[int]]) -> tuple[list[int], list[tuple[int, int, int]]]:
         """Storages 1 and 2 are on the workers 1 and 2, and module 7 on worker 0: (module, takes, writes, makes)."""
         made = [(m, 1, -1, 0, False, takes, writes, [(k, 8) for k in makes]) for m, takes, writes, makes in records]
-        found = division.divided(made, {1: 1, 2: 2}, {7: 0}, 0, lambda nbytes: nbytes)
+        found = division.divided(made, {1: 1, 2: 2}, {7: 0}, 0, list)
         return found.places, found.moves
 
     assert places((7, [1, 2], [1], [])) == ([1], [(2, 2, 1)])  # at the home of what it writes
@@ -417,7 +417,7 @@ def test_R5_where_a_record_runs() -> None:
     # What has no home gets that of the first record that takes it, and what that was made of has it, too.
     assert places((0, [], [], [5]), (0, [5], [], [6]), (0, [9], [], [8]), (7, [6, 8], [], [])) == ([0] * 4, [])
     assert places((0, [], [], [5]), (0, [5], [5], []), (0, [2, 5], [], [])) == ([2, 2, 2], [])
-    assert places((0, [], [], [3]), (0, [3], [], [4])) == ([16, 16], [])  # nothing decides about 16 bytes
+    assert places((0, [], [], [3]), (0, [3], [], [4])) == ([8, 8], [])  # nothing decides about 8 bytes at a time
 
 
 def test_R5_a_program_stays_on_one_worker_up_to_its_last_byte(after_a_step: Callable[..., Any]) -> None:

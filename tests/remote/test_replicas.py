@@ -13,6 +13,7 @@ from torch import nn
 
 import mindtorch
 from mindtorch.base.errors import SessionLost
+from mindtorch.engine.remote import placing
 from mindtorch.engine.remote.placing import PlacingExecutor
 
 from ..executors import mortal, using
@@ -270,3 +271,22 @@ def test_R5_values_go_along_without_their_copies_when_the_executor_changes() -> 
         del model, ids
         gc.collect()
         assert held(executor) == [0, 0]
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_R5_a_plan_tells_the_copies_of_a_shared_weight(made: bool) -> None:
+    """made: on the device, in the segment that calls the model for the first time."""
+    found: list[Any] = []
+    before = placing.tell(found.append)
+    try:
+        with using(over(2, WEIGHT + 4000)) as executor, torch.no_grad():
+            executor._workers = {"Tied.embedding": 0, "Tied.head": 1, "Tied": 0}
+            with torch.device(DEVICE if made else "cpu"):
+                model, ids = Tied(), torch.arange(3)
+            model, ids = model.to(DEVICE), ids.to(DEVICE)
+            model(ids).sum().item()
+            assert sum(executor._copies.nbytes()) == WEIGHT
+    finally:
+        placing.tell(*before)
+    ((best, *_),) = found
+    assert best.replicas == {1: WEIGHT}

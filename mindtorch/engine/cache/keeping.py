@@ -32,7 +32,8 @@ def cache(folder: str | os.PathLike[str] | None = None, *, max_bytes: int = _MOS
     """Within ``with mindtorch.cache():``, segments that ran on ``remote_accelerator`` before are not computed again.
 
     folder: where values are kept, also for other processes and later runs; None: in memory, as long as the object
-    exists. max_bytes: largest size of the cache; the least recently used values are removed first.
+    exists. max_bytes: largest size of the cache, and of what it keeps on each worker where recordings run on workers;
+    the least recently used values are removed first.
 
     A segment gets values from the cache if its operations, inputs (by their bits), settings, torch's build and the
     processor equal those of one that ran before; the values are eager's, bit for bit, and generators advance as if it

@@ -1,4 +1,4 @@
-"""Plans: which module of a model runs on which of several workers, with what each plan costs (SPEC R5).
+"""Plans: which module of a model runs on which of several workers (SPEC R5).
 
 A plan is made of one segment, the first that needs more memory than a worker has. Units (modules of some depth) are
 first divided as if each had a worker of its own: that gives what every two of them would have to move, and how much
@@ -10,15 +10,16 @@ with copies of what several workers read if there is memory for them, and the ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from .division import GENERATOR, GENERATOR_BYTES, Division, Record, divided
-from .run_time import Computing, Costs, end_of
+from .division import Division, divided
+from .pricing import Plan, Work, memory_of, moves_of, on_one, paths_of, priced
+from .run_time import Costs
 
-__all__ = ["Costs", "Plan", "Work", "divided_as", "on_one", "plans", "roomiest"]
+__all__ = ["plans"]
 
 _UNITS = 96  # at most
 _MORE = (1, 1.1, 1.25, 1.5, 2)  # times its limit: what units need is not all needed at the same instant
@@ -26,221 +27,20 @@ _LARGE = 64  # of what a segment begins with such a part is large
 _TIMES = 256  # in which a segment is cut to look at memory
 
 
-@dataclass
-class Work:
-    """A segment, and where its values are.
-
-    paths: of the module ids in it; homes: worker of each storage that it begins with and that has one; nbytes: of those
-    and all others that it begins with; grows: the memory that they come to need besides, for gradients and states of
-    optimizers; stays: see `Segment.facts`; generator: the worker that has it; limits, held: bytes that each worker may
-    have, and that it has in storages that the segment does not touch; copies: the workers that have one, besides the
-    home of a storage; computing: None where that is not known.
-    """
-
-    records: Sequence[Record]
-    paths: Mapping[int, str]
-    homes: Mapping[int, int]
-    nbytes: Mapping[int, int]
-    grows: Mapping[int, int]
-    stays: set[int]
-    generator: int
-    limits: Sequence[int]
-    held: Sequence[int]
-    computing: Computing | None = None
-    copies: Mapping[int, Collection[int]] = field(default_factory=dict)
-
-
-@dataclass
-class Plan:
-    """``workers``: worker by module path. The rest is what one run of the segment costs: bytes and messages that move,
-    the seconds that it takes (moves_only: only for what moves), and the most bytes that each worker has at a time;
-    replicas: bytes of copies, by worker, of what was there before, such as weights that several workers read.
-    """
-
-    name: str
-    workers: dict[str, int]
-    moved: int
-    messages: int
-    seconds: float
-    memory: list[int]
-    limits: Sequence[int]
-    moves_only: bool = True
-    replicas: Mapping[int, int] = field(default_factory=dict)
-
-    @property
-    def used(self) -> int:
-        """How many workers it needs."""
-        return len(set(self.workers.values()))
-
-    @property
-    def excess(self) -> int:
-        """Bytes that the workers lack, all together: 0 where it fits."""
-        return sum(map(_lacking, self.memory, self.limits))
-
-    def rank(self) -> tuple[int, float, int]:
-        """The least is the best."""
-        return self.excess, self.seconds, self.used
-
-
-def on_one(work: Work, worker: int = 0) -> Plan:
-    """Everything on one worker, where nothing moves."""
-    return _priced(work, "all on one", dict.fromkeys(_paths(work), worker), Costs(), otherwise=worker)
-
-
-def plans(work: Work, costs: Costs, known: Mapping[str, int]) -> list[Plan]:
-    """All that were thought of, the best one first. known: worker by module path, of those that are to stay."""
-    units = _Units(work, costs, known)
+def plans(work: Work, costs: Costs, known: Mapping[str, int], usual: Costs | None = None) -> list[Plan]:
+    """All that were thought of, the best one first. costs: of what moves, as measured; known: worker by module path, of
+    those that are to stay; usual: costs by which plans are made and compared; None: ``costs``."""
+    units = _Units(work, usual or costs, known)
     found = [on_one(work)] if not known else []
     for name, chosen in units.candidates():
         workers = {path: chosen[unit] for path, unit in units.of.items()}
         if not any(plan.workers == workers for plan in found):
-            found.append(_priced(work, name, workers, costs))
+            found.append(priced(work, name, workers, costs, usual))
     return sorted(found, key=Plan.rank)
 
 
-def roomiest(work: Work) -> Callable[[int], int]:
-    """Gives the worker that has most room left for so many bytes."""
-    room = [limit - held for limit, held in zip(work.limits, work.held, strict=True)]
-
-    def found(nbytes: int) -> int:
-        worker = room.index(max(room))
-        room[worker] -= nbytes
-        return worker
-
-    return found
-
-
-def _paths(work: Work) -> list[str]:
-    """The module paths, in the order in which they first run."""
-    return list(dict.fromkeys(work.paths[record[0]] for record in work.records if work.paths.get(record[0])))
-
-
-def divided_as(work: Work, ids: Mapping[int, int], otherwise: int | None = None) -> tuple[Division, list[int]]:
-    """How the executor divides a segment, and the most bytes that each worker has then: with copies of what several
-    workers read, or, where there is no memory for them, without. otherwise: the worker of what nothing decides about;
-    None: the one with the most room."""
-    found: list[tuple[Division, list[int]]] = []
-    for copies in (work.copies, None):
-        rest = roomiest(work) if otherwise is None else lambda _nbytes: otherwise
-        division = divided(work.records, work.homes, ids, work.generator, rest, copies, work.stays)
-        most = _memory(work, division, work.homes, len(work.limits), len(work.records)).max(axis=1, initial=0)
-        needs = [int(need) + held for need, held in zip(most, work.held, strict=True)]
-        found.append((division, needs))
-        if all(need <= limit for need, limit in zip(needs, work.limits, strict=True)):
-            return found[-1]
-    return min(found, key=lambda each: sum(map(_lacking, each[1], work.limits)))
-
-
-def _lacking(need: int, limit: int) -> int:
-    return max(0, need - limit)
-
-
-def _priced(work: Work, name: str, workers: dict[str, int], costs: Costs, otherwise: int | None = None) -> Plan:
-    ids = {module: workers[path] for module, path in work.paths.items() if path in workers}
-    division, needs = divided_as(work, ids, otherwise)
-    moved = sum(nbytes for nbytes, _source, _to in _moves(work, division))
-    seconds = division.messages * costs.message + moved * costs.byte
-    if work.computing is not None:
-        sizes = _sizes(work)
-        back = moved - sum(sizes[slot] for slot, _source, _to in division.moves)
-        seconds = end_of(division.parts, sizes, costs, work.computing) + back * costs.byte
-    copied = {(slot, to) for _k, slot, to, alone in division.stays if not alone and slot in work.nbytes}
-    replicas: dict[int, int] = {}
-    for slot, to in sorted(copied):
-        replicas[to] = replicas.get(to, 0) + work.nbytes[slot]
-    only = work.computing is None
-    return Plan(name, workers, moved, division.messages, seconds, needs, work.limits, only, replicas)
-
-
-def _sizes(work: Work) -> dict[int, int]:
-    found = dict(work.nbytes)
-    for *_, makes in work.records:
-        for slot, nbytes in makes:
-            found.setdefault(slot, nbytes)
-    found[GENERATOR] = GENERATOR_BYTES
-    return found
-
-
-def _moves(work: Work, division: Division) -> Iterator[tuple[int, int, int]]:
-    """(bytes, from, to), and back again of what was there before: the next run finds it where this one leaves it."""
-    sizes = _sizes(work)
-    ends: dict[int, tuple[int, int]] = {}  # where it was at first, and is at last
-    for slot, source, to in division.moves:
-        yield sizes[slot], source, to
-    for _k, slot, to, alone in division.stays:
-        if alone and slot in work.nbytes:
-            ends[slot] = ends.get(slot, (work.homes.get(slot, to), to))[0], to
-    for slot, (first, last) in ends.items():
-        if first != last:
-            yield sizes[slot], last, first
-
-
-def _memory(work: Work, division: Division, homes: Mapping[int, int], places: int, every: int) -> np.ndarray:
-    """(place, time) -> the most bytes there in that time, of so many records."""
-    sizes = _sizes(work)
-    last: dict[int, int] = {}
-    for k, (*_, takes, _writes, makes) in enumerate(work.records):
-        for slot in takes:
-            last[slot] = k
-        for slot, _nbytes in makes:
-            last[slot] = k
-    ends: dict[int, list[int]] = {}  # what dies with each record
-    for slot, k in last.items():
-        if slot not in work.stays and slot not in work.nbytes:
-            ends.setdefault(k, []).append(slot)
-    now = [0] * places
-    has: dict[int, set[int]] = {}  # the places of each storage
-    for slot, home in homes.items():
-        now[home] += sizes[slot] + work.grows.get(slot, 0)
-        has[slot] = {home}
-        for other in work.copies.get(slot, ()) if division.copying else ():
-            now[other] += sizes[slot]
-            has[slot].add(other)
-    owner = dict(homes)  # which has what it grows by
-    found: list[list[int]] = [] if work.records else [now]
-    stays = iter(division.stays)
-    coming = next(stays, None)
-    for k, (record, place) in enumerate(zip(work.records, division.places, strict=True)):
-        more = []  # places that have more than before
-        while coming is not None and coming[0] == k:
-            _k, slot, to, alone = coming
-            if alone:
-                _alone(work, slot, to, sizes[slot], has, owner, now)
-            else:
-                has[slot].add(to)
-                now[to] += sizes[slot]
-            more.append(to)
-            coming = next(stays, None)
-        for slot, nbytes in record[-1]:
-            if slot not in has:
-                has[slot] = {place}
-                now[place] += nbytes
-                more.append(place)
-        if k % every == 0:
-            most = now.copy()
-            found.append(most)
-        for each in more:
-            most[each] = max(most[each], now[each])
-        for slot in ends.get(k, ()):
-            for each in has[slot]:
-                now[each] -= sizes[slot]
-    return np.array(found, float).T
-
-
-def _alone(
-    work: Work, slot: int, to: int, nbytes: int, has: dict[int, set[int]], owner: dict[int, int], now: list[int]
-) -> None:
-    """From here on, only one place has a storage."""
-    for other in has.get(slot, ()):
-        now[other] -= nbytes
-    now[to] += nbytes
-    has[slot] = {to}
-    grows = work.grows.get(slot, 0)
-    if grows and owner.get(slot) != to:
-        now[to] += grows
-        if slot in owner:
-            now[owner[slot]] -= grows
-        owner[slot] = to
+def _first(sizes: Sequence[int]) -> list[int]:
+    return [0] * len(sizes)
 
 
 class _Units:
@@ -248,7 +48,7 @@ class _Units:
 
     def __init__(self, work: Work, costs: Costs, known: Mapping[str, int]) -> None:
         self._work, self._workers = work, len(work.limits)
-        paths = _paths(work)
+        paths = paths_of(work)
         depth = max((path.count(".") for path in paths), default=0) + 1
         while depth > 1 and len({_above(path, depth) for path in paths}) > _UNITS:
             depth -= 1
@@ -261,10 +61,10 @@ class _Units:
         work = replace(work, records=[record for record in work.records if not record[3]])
         ids = {module: self.of[path] for module, path in work.paths.items() if path in self.of}
         work = replace(work, homes={}, copies={})
-        alone = divided(work.records, {}, ids, 0, lambda _nbytes: 0, {}, work.stays)
+        alone = divided(work.records, {}, ids, 0, _first, {}, work.stays, work.sizes)
         #: What it costs in seconds if two are not on the same worker.
         self._apart = np.zeros((self._n, self._n))
-        for nbytes, source, to in _moves(work, _in_turn(work, alone)):
+        for nbytes, source, to in moves_of(work, _in_turn(work, alone)):
             self._apart[source, to] += nbytes * costs.byte
         for part in alone.parts:
             for source in part.sources:
@@ -279,14 +79,16 @@ class _Units:
                 self._shares.setdefault(other, first)
         every = max(1, len(work.records) // _TIMES)
         # Units on one worker have one copy of what they share: as if it moved on with each that reads it.
-        moving = divided(work.records, {}, ids, 0, lambda _nbytes: 0)
-        self._memory = _memory(work, moving, {}, max(self._n, 1), every)
+        moving = divided(work.records, {}, ids, 0, _first, sizes=work.sizes)
+        self._memory = memory_of(work, moving, {}, max(self._n, 1), every)
 
     def candidates(self) -> Iterator[tuple[str, list[int]]]:
         """(name, worker of each unit)."""
         if not self._free:
             yield "as before", [self._pinned[unit] for unit in range(self._n)]
             return
+        if self._work.homes:
+            yield "in place", self._whole(self._in_place())
         each = -(-len(self._free) // self._workers)
         yield "equal layers", self._whole({unit: k // each for k, unit in enumerate(self._free)})
         folded = sorted(self._free, key=lambda unit: min(unit, self._n - 1 - unit))
@@ -299,6 +101,23 @@ class _Units:
             for cut, more in found[:2]:
                 yield name, self._better(self._whole(cut), more)
         yield "one by one", self._better(self._whole(self._filled()), 1)
+
+    def _in_place(self) -> dict[int, int]:
+        """Each unit where most of what it takes is, or where the one before it is."""
+        there = np.zeros((self._n, self._workers))
+        seen: set[int] = set()
+        for record in self._work.records:
+            unit = self.of.get(self._work.paths.get(record[0], ""))
+            for slot in record[5] if unit is not None else ():
+                if slot in self._work.homes and slot not in seen:
+                    seen.add(slot)
+                    there[unit, self._work.homes[slot]] += self._work.nbytes[slot]
+        found: dict[int, int] = {}
+        worker = 0
+        for unit in self._free:
+            worker = int(there[unit].argmax()) if there[unit].any() else worker
+            found[unit] = worker
+        return found
 
     def _whole(self, free: Mapping[int, int]) -> list[int]:
         return [self._pinned.get(unit, free.get(unit, 0)) for unit in range(self._n)]

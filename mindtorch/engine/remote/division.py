@@ -1,13 +1,9 @@
-"""Which worker runs which record, in what parts, and what moves for that: of one device on several workers (SPEC R5).
+"""In what parts workers run records, and what moves for that: of one device on several workers (SPEC R5).
 
-Every storage has one home. A record goes to the home of what it writes, else to its module's worker, else to the home
-of the first storage that it takes and that has one; for this, what the segment has made counts as at home where it was
-last taken. What has no home yet (an upload that nothing has used, what is made of nothing) gets that of the first
-record which takes it.
-
-A worker that reads a storage of another one gets a copy, which is good until the storage is written. A worker that
-writes it becomes its home, and all copies end. So does a worker that is the last to read what the segment has made and
-nobody keeps. The generator has a home, too, and moves to whoever draws.
+Every storage has one home (`homes`). A worker that reads a storage of another one gets a copy, which is good until the
+storage is written. A worker that writes it becomes its home, and all copies end. So does a worker that is the last to
+read what the segment has made and nobody keeps, and the worker of the module that takes what has just come. The
+generator has a home, too, and moves to whoever draws.
 """
 
 from __future__ import annotations
@@ -15,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["GENERATOR", "Division", "Part", "divided", "parted"]
+from .homes import Record, placed
+
+__all__ = ["GENERATOR", "GENERATOR_BYTES", "Division", "Part", "divided", "parted"]
 
 GENERATOR = -1  # in place of a storage's slot
 GENERATOR_BYTES = 5056  # of the state that a CPU's generator has
 
-#: (module id, phase, index that it draws for or -1, device, grad mode, takes, writes, makes): see `Segment.facts`.
-Record = tuple[int, int, int, int, bool, Sequence[int], Sequence[int], Sequence[tuple[int, int]]]
+
+_NEVER: Mapping[int, int] = {}
 
 
 @dataclass
@@ -41,7 +39,7 @@ class Part:
 class Division:
     """``parts`` in the order in which they run; ``moves``: (storage, from, to) of all that crosses; ``stays``:
     (position, storage, worker, alone): from this record on, the worker has the storage, alone or besides others;
-    copying: is what is read elsewhere copied?
+    copying: is what is read elsewhere copied? coming: what has found its home, which is where it stays.
     """
 
     parts: list[Part]
@@ -49,6 +47,7 @@ class Division:
     places: list[int]  # of each record
     stays: list[tuple[int, int, int, bool]]
     copying: bool
+    coming: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def messages(self) -> int:
@@ -56,111 +55,40 @@ class Division:
         return sum(len(part.sources) for part in self.parts)
 
 
-class _Undecided:
-    """A home that the first record decides on which has a worker."""
-
-    __slots__ = ("into", "nbytes", "worker")
-
-    def __init__(self) -> None:
-        self.worker: int | None = None
-        self.nbytes = 0
-        self.into: _Undecided | None = None
-
-    def last(self) -> _Undecided:
-        found = self
-        while found.into is not None:
-            found = found.into
-        return found
-
-
 def divided(
     records: Sequence[Record],
     homes: Mapping[int, int],
     worker_of: Mapping[int, int],
     generator: int,
-    otherwise: Callable[[int], int],
+    otherwise: Callable[[Sequence[int]], Sequence[int]],
     copies: Mapping[int, Collection[int]] | None = None,
     kept: Collection[int] = (),
+    sizes: Mapping[int, int] | None = None,
+    rooms: list[int] | None = None,
+    coming: bool = False,
 ) -> Division:
     """homes: worker of each storage that has one; worker_of: of module ids; generator: the worker that has it;
-    otherwise: the worker for so many bytes that nothing decides about; copies: the workers that have copies of storages
-    already, None where nothing is to be copied: what is read elsewhere moves then; kept: storages of results that
-    something will name when all have run."""
-    chosen = _chosen(records, homes, worker_of, copies is not None)
-    for choice, (*_, makes) in zip(chosen, records, strict=True):
-        if isinstance(choice, _Undecided):
-            choice.last().nbytes += sum(nbytes for _slot, nbytes in makes)
-    places: list[int] = []
-    for choice in chosen:
-        if isinstance(choice, _Undecided):
-            last = choice.last()
-            if last.worker is None:
-                last.worker = otherwise(last.nbytes)
-            places.append(last.worker)
-        else:
-            places.append(choice)
-    return parted(records, places, homes, generator, copies, kept)
-
-
-def _chosen(
-    records: Sequence[Record], homes: Mapping[int, int], worker_of: Mapping[int, int], copying: bool
-) -> list[int | _Undecided]:
-    at: dict[int, int | _Undecided] = dict(homes)
-    chosen: list[int | _Undecided] = []
-    made: set[int] = set()
-
-    def known(slots: Sequence[int]) -> int | None:
-        for slot in slots:
-            home = at.get(slot)
-            if isinstance(home, _Undecided):
-                home = home.last().worker
-            if home is not None:
-                return home
-        return None
-
-    for module, _phase, _draws, device, _grad, takes, writes, makes in records:
-        made.update([slot for slot, _nbytes in makes if slot not in at and slot not in takes])
-        worker: int | None = device or None  # another index than the first is a worker
-        if worker is None:
-            worker = known(writes)
-        if worker is None:
-            worker = worker_of.get(module)
-        if worker is None:
-            worker = known(takes)
-        if worker is None:
-            together = _Undecided()
-            for slot in takes:
-                home = at.get(slot)
-                if isinstance(home, _Undecided) and home.last() is not together.last():
-                    home.last().into = together.last()
-            for slot in (*takes, *[slot for slot, _nbytes in makes]):
-                at[slot] = together
-            chosen.append(together)
-            continue
-        for slot in takes:
-            home = at.get(slot)
-            if isinstance(home, _Undecided):
-                home.last().worker = home.last().worker if home.last().worker is not None else worker
-            if not copying or home is None or slot in made or slot in writes:
-                at[slot] = worker
-        for slot, _nbytes in makes:
-            if slot in made or not copying:
-                at[slot] = worker
-        chosen.append(worker)
-    return chosen
+    otherwise: workers for so many bytes each that nothing decides about; copies: the workers that have copies of
+    storages already, None where nothing is to be copied: what is read elsewhere moves then; kept: storages of results
+    that something will name when all have run; sizes: bytes of storages, as far as they are known; rooms: bytes that
+    each worker has left, less what comes to it; coming: is what was there before to come to its modules?"""
+    places, come = placed(records, homes, worker_of, otherwise, copies is not None, kept, sizes, rooms, coming)
+    return parted(records, places, homes, generator, copies, kept, come)
 
 
 def parted(
     records: Sequence[Record], places: list[int], homes: Mapping[int, int], generator: int,
     copies: Mapping[int, Collection[int]] | None = None, kept: Collection[int] = (),
+    coming: Mapping[int, int] | None = None,
 ) -> Division:  # fmt: skip
-    """The parts, where it is known which worker runs each record."""
-    found = _Parts(places, homes, generator, copies, kept)
+    """The parts, where it is known which worker runs each record. coming: storages that move to a worker when that
+    reads them, as their home."""
+    found = _Parts(places, homes, generator, copies, kept, coming or {})
     if copies is not None:
         found.look_ahead(records)
     for k, record in enumerate(records):
         found.add(k, record)
-    return Division(found.parts, found.moves, places, found.stays, copies is not None)
+    return Division(found.parts, found.moves, places, found.stays, copies is not None, coming or {})
 
 
 class _Parts:
@@ -171,12 +99,12 @@ class _Parts:
 
     def __init__(
         self, places: list[int], homes: Mapping[int, int], generator: int,
-        copies: Mapping[int, Collection[int]] | None, kept: Collection[int],
+        copies: Mapping[int, Collection[int]] | None, kept: Collection[int], coming: Mapping[int, int],
     ) -> None:  # fmt: skip
         self.parts: list[Part] = []
         self.moves: list[tuple[int, int, int]] = []
         self.stays: list[tuple[int, int, int, bool]] = []
-        self._places, self._kept, self._copying = places, kept, copies is not None
+        self._places, self._kept, self._copying, self._coming = places, kept, copies is not None, coming
         self._home = {**homes, GENERATOR: generator}
         self._copies = {slot: set(workers) for slot, workers in (copies or {}).items() if workers}
         self._current: dict[int, tuple[Part, int]] = {}  # worker -> its part, and the position at which that began
@@ -201,11 +129,14 @@ class _Parts:
         if not self._copying:
             writes, reads = takes, ()
         written = [*writes, GENERATOR] if draws == 0 else writes
+        alone = written
+        if self._coming:
+            alone = [*written, *[slot for slot in reads if self._comes(slot, place) and slot in self._home]]
         part, began = self._current.get(place, (None, k))
         if (
             part is None
-            or any(_elsewhere(self._used, slot, place, began) for slot in written)
-            or any(_elsewhere(self._ready, slot, place, began) for slot in reads)
+            or (alone and _elsewhere(self._used, alone, place, began))
+            or _elsewhere(self._ready, reads, place, began)
         ):
             part, began = Part(place), k
             self._current[place] = part, began
@@ -216,7 +147,7 @@ class _Parts:
             self._alone(k, slot, part)
         for slot in dict.fromkeys(reads):
             if not self._has(slot, place):
-                if slot not in self._home or self._is_done(slot, place, began):
+                if slot not in self._home or self._comes(slot, place) or self._is_done(slot, place, began):
                     self._alone(k, slot, part)
                 else:
                     self._cross(slot, part)
@@ -233,12 +164,15 @@ class _Parts:
     def _has(self, slot: int, place: int) -> bool:
         return self._home.get(slot) == place or place in self._copies.get(slot, ())
 
+    def _comes(self, slot: int, place: int) -> bool:
+        """Does it come home?"""
+        return self._coming.get(slot) == place and not self._has(slot, place)
+
     def _is_done(self, slot: int, place: int, began: int) -> bool:
         """Does nobody else use it from then on?"""
-        last = self._last[slot]
         if slot not in self._made or slot in self._kept:
             return False
-        return all(at < began for worker, at in last.items() if worker != place)
+        return all(at < began for worker, at in self._last[slot].items() if worker != place)
 
     def _cross(self, slot: int, part: Part) -> None:
         source = self._home[slot]
@@ -260,6 +194,10 @@ class _Parts:
         self._used.setdefault(slot, {})[place] = k
 
 
-def _elsewhere(when: Mapping[int, Mapping[int, int]], slot: int, place: int, began: int) -> bool:
-    """Did that happen to a storage on another worker since then?"""
-    return any(at >= began for worker, at in when.get(slot, {}).items() if worker != place)
+def _elsewhere(when: Mapping[int, Mapping[int, int]], slots: Sequence[int], place: int, began: int) -> bool:
+    """Did that happen to one of these storages on another worker since then?"""
+    for slot in slots:
+        for worker, at in when.get(slot, _NEVER).items():
+            if at >= began and worker != place:
+                return True
+    return False

@@ -35,6 +35,8 @@ class Outcome(NamedTuple):
         known: failures by number.
         """
         failed = dict(self.without)
+        for output in failed:
+            mirrors.without(self.base + output)
         for slot, output, reference in self.views:
             mirror = reference()
             if mirror is not None and output in failed:

@@ -69,7 +69,7 @@ class Mirrors:
         self.dead: list[int] = []
         self.copies: dict[int, Any] = {}
         self._next = 1
-        self.alive: dict[int, int] = {}  # number of each storage that something here can name -> its bytes
+        self.alive: dict[int, int] = {}  # number of each storage that something here can name -> its bytes there
         self._numbers: dict[int, int] = {}  # address of a mirror's storage -> its number
         self._addresses: dict[int, int] = {}  # number -> where a program may think that the storage is
         self._end = _GRAIN  # of all those
@@ -93,6 +93,11 @@ class Mirrors:
         self._numbers[storage._cdata] = number
         self.alive[number] = storage.nbytes()
         return mirror
+
+    def without(self, number: int) -> None:
+        """This storage could not be made: it has no bytes there."""
+        if number in self.alive:
+            self.alive[number] = 0
 
     def bury(self) -> None:
         """Have no more to do with storages that have died here."""

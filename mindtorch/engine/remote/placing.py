@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -23,12 +23,15 @@ from ...base.errors import UsageError
 from ..execute import machine
 from ..record.arguments import quiet
 from .client import RemoteExecutor
-from .cuts import Costs, Plan, Work, divided_as, on_one, plans
-from .division import Division, Part, Record
+from .cuts import plans
+from .division import Division, Part
+from .homes import Record
 from .one_thread import one_thread_at_a_time
 from .pending_uploads import Waiting
+from .pricing import ALL_ON_ONE, Plan, Work, divided_as, on_one
 from .reads import plain_bytes
 from .replicas import Copies
+from .run_time import Costs, usual
 from .spread import SpreadExecutor, _on
 
 if TYPE_CHECKING:
@@ -164,14 +167,10 @@ class PlacingExecutor(SpreadExecutor):
             self._at(index)  # or say that there is none
         work = self._work(records, begins, stays)
         unused = self._waiting.nbytes - sum(work.nbytes[slot] for slot in begins if slot not in work.homes)
-        if _only:
-            if any(work.paths.values()):
-                self._time(work, segment)
-                _tell(plans(work, self._link(), {}))
-                raise SystemExit(0)
-            yield from super()._parts(segment)
-            return
-        if self._workers is None and on_one(work).memory[0] + unused <= work.limits[0]:
+        fits = self._workers is None and on_one(work).memory[0] + unused <= work.limits[0]
+        if _only and any(work.paths.values()):
+            self._only_plan(work, segment, fits)
+        if fits:
             yield from super()._parts(segment)
             return
         self._plan(work, segment)
@@ -182,6 +181,14 @@ class PlacingExecutor(SpreadExecutor):
                 yield part.worker, segment.part(part.positions)
         finally:
             self._part = None
+
+    def _only_plan(self, work: Work, segment: Any, fits: bool) -> NoReturn:
+        """Tell what would be done, and end the program. fits: all of it stays on the first worker."""
+        work.coming = True
+        self._time(work, segment)
+        found = self._plans(work, {})
+        _tell(sorted(found, key=lambda plan: plan.name != ALL_ON_ONE) if fits else found)
+        raise SystemExit(0)
 
     def _division(self, work: Work, begins: dict[int, torch.Tensor]) -> Division:
         """Into parts, with copies of what several workers read as far as there is memory for them."""
@@ -219,23 +226,31 @@ class PlacingExecutor(SpreadExecutor):
         self._backward.update(record[0] for record in records if record[1] == _BACKWARD)
         if "optimizer" in phases:
             self._stepped |= self._backward
+        work = Work(records, paths, homes, nbytes, grows, stays, self._generator, self.limits(), held, copies=copies)
         more = sum(times for phase, times in _GROWS.items() if phase not in phases)
         if more:
             for module, _phase, _draws, _device, grad, takes, *_ in records:
                 if grad and module and module not in self._stepped:
-                    floats = [slot for slot in takes if slot in begins and begins[slot].is_floating_point()]
-                    grows.update((slot, more * nbytes[slot]) for slot in floats)
-        return Work(records, paths, homes, nbytes, grows, stays, self._generator, self.limits(), held, copies=copies)
+                    floats = [
+                        s for s in takes if s in work.given and (s not in begins or begins[s].is_floating_point())
+                    ]
+                    grows.update((slot, more * work.sizes[slot]) for slot in floats)
+        return work
 
     def _plan(self, work: Work, segment: Any) -> None:
         """Let all modules of the segment have a worker."""
         workers = self._workers = self._workers or {}
-        if any(path and path not in workers for path in work.paths.values()):
+        work.coming = any(path and path not in workers for path in work.paths.values())
+        if work.coming:
             self._time(work, segment)
-            found = plans(work, self._link(), {path: workers[path] for path in work.paths.values() if path in workers})
+            found = self._plans(work, {path: workers[path] for path in work.paths.values() if path in workers})
             _tell(found)
             workers.update(found[0].workers)
         self._ids.update((module, workers[path]) for module, path in work.paths.items() if path)
+
+    def _plans(self, work: Work, known: dict[str, int]) -> list[Plan]:
+        costs = self._link()
+        return plans(work, costs, known, usual(costs))
 
     def _time(self, work: Work, segment: Any) -> None:
         """Say how long the records take on each worker, if that is known."""

@@ -8,13 +8,14 @@ given, it begins with at the end, when all workers begin. Workers that share a m
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .division import Part
 
-__all__ = ["Computing", "Costs", "end_of"]
+__all__ = ["Computing", "Costs", "end_of", "usual"]
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,23 @@ class Costs:
     direct: bool = False
 
 
+def usual(costs: Costs) -> Costs:
+    """What moves cost between processes of a usual machine, or ten times that, or a hundred times …, or a tenth …: what
+    was measured is near one of these in each run, and plans that are made by these do not differ from run to run."""
+    message, byte = 1.5e-3 if costs.direct else 5e-4, 1.2e-9
+    return Costs(_near(costs.message, message), _near(costs.byte, byte), costs.direct)
+
+
+def _near(measured: float, expected: float) -> float:
+    return expected * 10.0 ** round(math.log10(max(measured, expected * 1e-3) / expected))
+
+
 @dataclass(frozen=True)
 class Computing:
     """seconds: of each record, by worker. shares: of each worker, what it has in common with others, and how many of
     those it lets compute at once. recorded: seconds that the program takes for a record; divided, part: where there
-    are several workers, for dividing one, and for a part, with what its worker takes for that.
+    are several workers, for dividing one, and for a part, with what its worker takes for that. usual: the same on usual
+    machines of their kind, which is not measured; None: no other than this.
     """
 
     seconds: Sequence[Sequence[float]]
@@ -38,6 +51,7 @@ class Computing:
     recorded: float = 0.0
     divided: float = 0.0
     part: float = 0.0
+    usual: Computing | None = None
 
 
 def end_of(parts: Sequence[Part], sizes: Mapping[int, int], costs: Costs, computing: Computing) -> float:

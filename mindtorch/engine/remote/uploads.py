@@ -97,5 +97,6 @@ class Uploads:
         executor._failures[failure] = no_memory(f"no memory for {nbytes:,} bytes on the worker: {why}")
         executor._epochs[0] = failure
         executor._died(number)
+        executor._mirrors.without(number)
         if (plain := home()) is not None:
             executor._untie(plain)

@@ -1,6 +1,7 @@
 """How long recorded calls take on the machines of workers: what plans for several of them ask (SPEC R5).
 
-A CPU of this machine is measured, once; a GPU is looked up by its name. Of others nothing is known.
+A CPU of this machine is measured, once; a GPU is looked up by its name. Of others nothing is known. Plans are compared
+by the speed of a usual CPU, so that a program gets the same one each time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from mindtorch.base.errors import UsageError
 from mindtorch.engine.execute import values
 from mindtorch.engine.execute.machine import Call, Machine
 from mindtorch.engine.remote.run_time import Computing
+from mindtorch.ops.op_row import MATRIX_TAGS
 from mindtorch.profile.cost import cpu, op_time, targets
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.work import Work, work
@@ -26,6 +28,8 @@ __all__ = ["computing"]
 #: What recording a call takes, with what the worker does around it; what dividing it takes; and a part, for both sides:
 #: in times that the program's own processor takes from one small call to the next. From asv_bench/placements.py.
 RECORDED, DIVIDED, PART = 5.5, 4.0, 250.0
+#: Of a core of a usual server: seconds from one small call to the next, FLOP/s of products and of all else, bytes/s.
+LAUNCH, MATRIX_RATE, VECTOR_RATE, BANDWIDTH = 4e-6, 8e10, 4e9, 5e10
 
 
 def computing(calls: Sequence[Call | None], machines: Sequence[Machine], footprint: int) -> Computing | None:
@@ -46,9 +50,22 @@ def computing(calls: Sequence[Call | None], machines: Sequence[Machine], footpri
         (machine.node, max(machine.processors / machine.threads, 1.0)) if machine.kind == "cpu" else (k, math.inf)
         for k, machine in enumerate(machines)
     ]
-    launch = cpu.target().launch_s
     by_worker = [timed[id(target)] for target in known]
-    return Computing(by_worker, shares, RECORDED * launch, DIVIDED * launch, PART * launch)
+    usually = [0.0 if call is None else _usual(works[call]) for call in calls] if machines else []
+    usual = [usually if machine.kind == "cpu" else each for machine, each in zip(machines, by_worker, strict=True)]
+    return _computing(by_worker, shares, cpu.target().launch_s, _computing(usual, shares, LAUNCH))
+
+
+def _computing(
+    seconds: Sequence[Sequence[float]], shares: Any, launch: float, usual: Computing | None = None
+) -> Computing:
+    return Computing(seconds, shares, RECORDED * launch, DIVIDED * launch, PART * launch, usual)
+
+
+def _usual(made: Work) -> float:
+    """Seconds on a core of a usual server, by its roofline."""
+    rate = MATRIX_RATE if made.tag in MATRIX_TAGS else VECTOR_RATE
+    return LAUNCH + max((made.flops or 0) / rate, made.bytes / BANDWIDTH)
 
 
 def _target(machine: Machine) -> Target | None:
