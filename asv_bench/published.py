@@ -7,14 +7,10 @@ Each row is a program of our own that does what the source says was run; no fact
 from __future__ import annotations
 
 import importlib.util
-import json
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import published_programs as programs
+from estimates import estimated
 
 NVIDIA, LECTURE, GPT_FAST, DIFFUSION, QWEN = 1, 2, 3, 4, 5
 SOURCES = """
@@ -122,20 +118,6 @@ RUNS = (
     _qwen("Qwen2.5-7B", 40.38, 28, 3584, 18944, 28, 4, False),
     _qwen("Qwen2-0.5B", 49.94, 24, 896, 4864, 14, 2, True),
 )
-
-
-def estimated(target: str, program: str) -> dict[str, Any]:
-    """Of one step of a program, after one: ``bound_s``, ``about_s``, ``about_low_s``, ``about_high_s``, and joules
-    (``energy_j``, ``energy_low_j``, ``energy_high_j``) where those of the target are known."""
-    with tempfile.TemporaryDirectory() as folder:
-        script, report = Path(folder, "program.py"), Path(folder, "report.json")
-        script.write_text(program)
-        words = ["--target", target, "--warmup", "1", "--steps", "1", "--json", str(report), str(script)]
-        subprocess.run([sys.executable, "-m", "mindtorch", "profile", *words], check=True, stdout=subprocess.DEVNULL)
-        found = json.loads(report.read_text())
-    assert found["steps"]["count"] - found["steps"]["warmup"] == 1, "totals are of the steps after the warm-up"
-    energy = [name for name in found["totals"] if name.startswith("energy")]
-    return {name: found["totals"][name] for name in ("bound_s", "about_s", "about_low_s", "about_high_s", *energy)}
 
 
 def section() -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import published_programs as programs
-from published import estimated
+from estimates import estimated
 
 #: layers, width, heads
 MODELS = {
