@@ -32,19 +32,22 @@ def by_tables(target: str, program: str, tables: Mapping[str, Table]) -> dict[st
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
     ours, theirs = context.Pipe(False)
-    child = context.Process(target=_run, args=(theirs, target, program, dict(tables)))
-    child.start()
-    theirs.close()
-    try:
-        found: dict[str, Totals] = ours.recv()
-    except EOFError:
-        raise RuntimeError(f"a program has no estimate for {target}:\n{program}") from None
-    finally:
-        child.join()
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "program.py")
+        script.write_text(program)
+        child = context.Process(target=_run, args=(theirs, target, str(script), dict(tables)))
+        child.start()
+        theirs.close()
+        try:
+            found: dict[str, Totals] = ours.recv()
+        except EOFError:
+            raise RuntimeError(f"a program has no estimate for {target}:\n{program}") from None
+        finally:
+            child.join()
     return found
 
 
-def _run(send: Connection, target: str, program: str, tables: Mapping[str, Table]) -> None:
+def _run(send: Connection, target: str, script: str, tables: Mapping[str, Table]) -> None:
     from mindtorch.cli import main
     from mindtorch.profile.estimate import estimator
 
@@ -62,10 +65,7 @@ def _run(send: Connection, target: str, program: str, tables: Mapping[str, Table
 
     estimator.reading, estimator.Estimator._close = remembered, closed  # type: ignore[method-assign]
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder, "program.py")
-        script.write_text(program)
-        main.cli(["profile", "--target", target, "--warmup", "1", "--steps", "1", str(script)], prog_name="genie")
+    main.cli(["profile", "--target", target, "--warmup", "1", "--steps", "1", script], prog_name="genie")
 
 
 def _again(ended: Any, table: Table, reads: Any) -> Totals:

@@ -79,7 +79,7 @@ def _runs(needs: str) -> bool:
 
 def without_silicon(table: Mapping[str, Any], chip: str) -> dict[str, Any]:
     """The table without all chips of the same silicon, but for what whole programs in 16 bits take: that is of all
-    chips, and by sources of which each alone gives nearly the same."""
+    chips, and nearly the same without any one of its sources."""
     known, target = targets.known(), targets.find(chip)
     found: dict[str, Any] = {}
     for key, kinds in table.items():
@@ -162,9 +162,9 @@ HEAD = """## Chips and sources that were not seen
 Every published program of this page whose host is not the limit was estimated again without any factor of its chip's
 silicon (*not seen*). No factor of a kernel is from these sources. Two factors of whole programs are: the power of the
 A100's matrix units, from LLM-Foundry's rows on the A100 with 80 GB, which are left out here; and what 16-bit programs
-take of the time of their calls alone, from the sources that ran them on A100 and H100, which agree. *Inside*: share of
-the rows within an interval made from the errors of the other sources, each of which counts as much; it should be 80 %.
-In float32, there are few sources: both kinds of errors make one interval.
+take of the time of their calls alone, from four sources that ran them on A100 and H100: any three of them give nearly
+the same. *Inside*: share of the rows within an interval made from the errors of the other sources, each of which counts
+as much; it should be 80 %. In float32, there are few sources: errors of both kinds make one interval.
 
 | numbers | chip | source | chips | rows | mean error | inside |
 |---|---|---|---|---|---|---|
