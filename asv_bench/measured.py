@@ -4,6 +4,7 @@
 `kernels_fp32.csv` (gpu, op, B, H, ms, M, N, K) hold single kernels, `models_fp32.csv` whole models. A file that is not
 there is left out; a gpu is any name that `--target` takes. In `kernels_fp32.csv`, bmm multiplies B × M × N by
 B × N × K, and linear has N features in and K out, with a bias: N is contracted, as the source's own script has it.
+`kernels_fp32_check.csv` has the same columns; nothing is fitted to it.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Rows:
 
 def read(folder: Path) -> list[Rows]:
     """Every family of every chip of the files."""
-    return [*_half(folder), _flash2(), *_single(folder)]
+    return [*_half(folder), _flash2(), *_single(_table(folder, "kernels_fp32.csv"))]
 
 
 def _columns(rows: list[dict[str, str]], *names: str) -> list[Any]:
@@ -131,9 +132,14 @@ def _attention(key: str, model: str, seconds: Any, table: flash.Scores, flops: A
     return Rows(targets.find(key), "half", model, seconds, predict, flash.FACTORS, flops, nbytes)
 
 
-def _single(folder: Path) -> list[Rows]:
+def checks(folder: Path, op: str) -> list[Rows]:
+    """One op ("linear", "bmm") of each chip of the file that nothing is fitted to."""
+    return _single([row for row in _table(folder, "kernels_fp32_check.csv") if row["op"] == op])
+
+
+def _single(table: list[dict[str, str]]) -> list[Rows]:
     found = []
-    for key, rows in _by_chip(_table(folder, "kernels_fp32.csv")).items():
+    for key, rows in _by_chip(table).items():
         chip = targets.find(key)
         matrix = _slow([row for row in rows if row["op"] in ("linear", "bmm")], HOST_BOUND)
         if matrix:
@@ -185,6 +191,13 @@ def _slow(rows: list[dict[str, str]], times: float) -> list[dict[str, str]]:
 PARTS = 4
 
 
-def parts(number: int, seed: int = 0) -> Any:
+def by_lot(number: int, seed: int = 0) -> Any:
     """The part of each row, by lot."""
     return np.random.default_rng(seed).integers(0, PARTS, number)
+
+
+def by_size(rows: Rows) -> Any:
+    """The part of each row, by its work: one part has the smallest, one the largest. Rows that were drawn by lot have
+    neighbours among the others, so a factor that is fitted to these knows them, too; a program's shapes have not."""
+    size = rows.nbytes if rows.model == "stream" else rows.flops
+    return np.argsort(np.argsort(size, kind="stable"), kind="stable") * PARTS // len(size)

@@ -16,7 +16,7 @@ import statistics
 from typing import NamedTuple
 
 import published_programs as programs
-from published import estimated
+from estimates import estimated
 
 RESNET = programs.RESNET_TRAINING.replace(
     "SGD(model.parameters(), lr=0.1, momentum=0.875, weight_decay=3e-5)", "Adadelta(model.parameters())"

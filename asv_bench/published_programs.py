@@ -314,3 +314,37 @@ config = Qwen2Config(
 model = Qwen2ForCausalLM(config).to("cuda", torch.bfloat16).eval()
 model.generate(torch.ones(1, 1, dtype=torch.long, device="cuda"), max_new_tokens=4, do_sample=False)
 """
+# As timm's own script (benchmark.py) runs its models, in mixed precision.
+TIMM = """
+import torch
+import timm
+timm.layers.set_fused_attn({fused})
+torch.backends.cuda.matmul.allow_tf32 = True
+model = timm.create_model("{model}").cuda()
+x = torch.randn({batch}, 3, {size}, {size}, device="cuda")
+if {last}:
+    model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+"""
+TIMM_INFERENCE = (
+    TIMM
+    + """
+model.eval()
+with torch.no_grad():
+    for _ in range(3):
+        with torch.autocast("cuda", torch.float16):
+            model(x)
+"""
+)
+TIMM_TRAINING = (
+    TIMM
+    + """
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, nesterov=True)
+for _ in range(3):
+    optimizer.zero_grad()
+    with torch.autocast("cuda", torch.float16):
+        output = model(x)
+        loss = torch.nn.functional.cross_entropy(output, torch.randint(1000, ({batch},), device="cuda"))
+    loss.backward()
+    optimizer.step()
+"""
+)

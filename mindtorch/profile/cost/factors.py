@@ -9,7 +9,9 @@ compute capability (`_kin`); they are shares of its own data sheet's rates. Fact
 - matrix units: those of GeForce have half the rate that the silicon's have elsewhere (`_slower_units`);
 - power: what matrix work reaches for long is at most what the board's power sustains. A multiply-add on ordinary units
   takes some `JOULES` per operation by generation; on matrix units, what the fitted kin of the generation sustains, and
-  in a whole program what was fitted to training on A100 (`joules`), times what a generation saves of `JOULES`.
+  in a whole program what was fitted to training on A100 (`joules`), times what a generation saves of `JOULES`;
+- whole programs: what those in 16 bits take of their calls' time (`whole`) was fitted to chips with stacked memory. It
+  is not carried over to others: GeForce runs at higher clocks than its data sheet's, which outweighs it.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from mindtorch.profile.cost import flash, products, streams
+from mindtorch.profile.cost import flash, products, streams, targets
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.toml_files import read
 
@@ -44,8 +46,6 @@ _SLOWER = 0.75
 #: What another chip by another source is further off: errors of factors that were carried over are from within one
 #: source. The middle error of published runs on an RTX 3090 (timm's tables of training and inference).
 _SOURCE = 0.2
-#: What another chip's joules of an operation on matrix units may be off.
-_POWERED = 0.1
 #: Log-errors (10 % and 90 % of measurements) where nothing is known of a family.
 UNKNOWN = (-0.5, 0.5)
 _ENDS = (("low", UNKNOWN[0]), ("high", UNKNOWN[1]))
@@ -85,7 +85,8 @@ _used: list[Mapping[str, Any]] = []  # instead of the file
 
 
 def fitted() -> Mapping[str, Any]:
-    """{chip: {kind: {model: {factor: value}}}}, and "carried": errors of factors that were carried over."""
+    """{chip: {kind: {model: {factor: value}}}}. Beside the chips, "carried": errors of factors that were carried over;
+    "another source": errors of whole programs by a source that no factor of their chip was fitted to."""
     return _used[-1] if _used else _read()
 
 
@@ -114,7 +115,11 @@ def of(target: Target, model: str, kind: str) -> Factors:
     given = target.factors.get(f"{kind}_{model}")
     if isinstance(given, Mapping):
         return _factors(given, model, kind, "measured on the machine", True)
-    kind = _INSTEAD.get((model, kind), kind)
+    found = _of(target, model, _INSTEAD.get((model, kind), kind))
+    return _of_another_source(found, target, kind) if model == "program" else found
+
+
+def _of(target: Target, model: str, kind: str) -> Factors:
     own = _found(target.key, model, kind)
     if own is not None:
         return _factors(own[1], model, kind, f"fitted to measurements of {target.key}", True)
@@ -128,14 +133,25 @@ def of(target: Target, model: str, kind: str) -> Factors:
         _power(values, target, kin[0], kind)
     if "joules" in values:
         values["joules"] *= joules(target.capability) / joules(kin[0].chip.capability)
-        ends = {name: math.hypot(values[name], _POWERED) * math.copysign(1, beyond) for name, beyond in _ENDS}
-        return _factors({**values, **ends}, model, kind, f"extrapolated from {kin[0].chip.key} by power", False)
+        if not stacked(target):
+            values.pop("whole", None)
+        return _factors(values, model, kind, f"extrapolated from {kin[0].chip.key} by power", False)
     doubt = fitted().get("carried", {}).get(kind, {}).get(model, {})
-    known, further = (values, _SHEET) if _twin(target, kin[0].chip) else (doubt, _SOURCE)
+    known, further = (values, _SHEET) if twins(target, kin[0].chip) else (doubt, _SOURCE)
     for name, beyond in _ENDS:
         values[name] = math.hypot(known.get(name, beyond), further) * math.copysign(1, beyond)
     names = " and ".join([", ".join(one.chip.key for one in kin[:-1]), kin[-1].chip.key][len(kin) == 1 :])
     return _factors(values, model, kind, f"extrapolated from {names} by data sheet", False)
+
+
+def _of_another_source(found: Factors, target: Target, kind: str) -> Factors:
+    """With the interval of whole programs. Those of a user are by none of the sources of the fit: so the errors are of
+    published programs that had no part in it; where the silicon had none either, of predictions from other chips."""
+    chips = (targets.known()[key] for key in fitted() if key in targets.known() and _found(key, "product", kind))
+    which = "another source" if any(twins(target, chip) for chip in chips) else "carried"
+    doubt = fitted().get(which, {}).get(kind, {}).get("program", {})
+    low, high = (float(doubt.get(name, beyond)) for name, beyond in _ENDS)
+    return replace(found, low=low, high=high)
 
 
 def _begin(model: str, kind: str) -> dict[str, float]:
@@ -165,8 +181,6 @@ def _kin(target: Target, model: str, kind: str) -> list[_Kin]:
     weighs. One of the same capability is the same silicon: it lends alone. So does the nearest one for what streams
     memory, and for whole programs: among equals the newer one, then the one with the nearest bandwidth.
     """
-    from mindtorch.profile.cost import targets
-
     found = []
     for key, kinds in fitted().items():
         table = kinds.get(kind, {}).get(model) if key in targets.known() else None
@@ -227,7 +241,7 @@ def _slower_units(values: dict[str, float], target: Target, kin: list[_Kin]) -> 
         values["efficiency"] = 1 / (1 + (1 / values["efficiency"] - 1) * rate)
 
 
-def _twin(target: Target, other: Target) -> bool:
+def twins(target: Target, other: Target) -> bool:
     """The same silicon with another memory, or on another board."""
     return (target.capability, target.processors) == (other.capability, other.processors)
 

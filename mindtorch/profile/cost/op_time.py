@@ -106,21 +106,22 @@ def estimate(work: Work, target: Target, footprint: int = 0, allowed: Precision 
     seconds, known = _seconds(work, family, target, tf32)
     low, high = known.doubt(seconds)
     kind = _kind(work, tf32)
-    if among and kind == "single":
-        seconds *= _in_program(family, among, program(target).values)
-    elif among and family == "product":
-        seconds = max(seconds, (work.flops or 0) / _sustained(target, _peak(work, target, tf32)))
+    if among:
+        seconds *= _in_program(family, among, program(target, kind).values)
+        if kind == "half" and family == "product":
+            seconds = max(seconds, (work.flops or 0) / _sustained(target, _peak(work, target, tf32)))
     return Cost(max(seconds, least), bound, least, low, high, family, kind)
 
 
 def _in_program(family: str, among: str, known: Mapping[str, float]) -> float:
-    """What whole models take of the time that their calls take alone, in float32, as fitted to whole models.
+    """What whole models take of the time that their calls take alone, as fitted to whole models.
 
-    sustained: of products. Their shapes are rounder than those of single measurements, and between them run ops that
-    need less power, so clocks are higher. training: of everything; autograd, and memory that is allocated anew.
+    In float32, sustained: of products. Their shapes are rounder than those of single measurements, and between them run
+    ops that need less power, so clocks are higher. training: of everything; autograd, and memory allocated anew.
+    In 16 bits, whole: of everything; single calls were timed again and again, with what they need in the cache.
     """
     sustained = known.get("sustained", 1.0) if family == "product" else 1.0
-    return sustained * (known.get("training", 1.0) if among == "training" else 1.0)
+    return known.get("whole", 1.0) * sustained * (known.get("training", 1.0) if among == "training" else 1.0)
 
 
 def _sustained(target: Target, peak: float) -> float:
@@ -191,8 +192,10 @@ def compiled(work: Work, target: Target, allowed: Precision | None, among: str, 
     """Seconds of one call, not fused, in what Inductor makes: rows are padded. tuned: a product of one row is a sum
     over the weights, which stream by."""
     if tuned and families.family(work) == "product" and work.product is not None and 1 in work.product[1:3]:
-        known = _factors(target, "stream", _kind(work, (allowed or Precision()).of(work, target)))
-        return float(streams.seconds(known.values, target, work.bytes, known.values["elementwise"]))
+        kind = _kind(work, (allowed or Precision()).of(work, target))
+        known = _factors(target, "stream", kind)
+        whole = _in_program("stream", among, program(target, kind).values) if among else 1.0
+        return whole * float(streams.seconds(known.values, target, work.bytes, known.values["elementwise"]))
     return estimate(work._replace(unaligned=False), target, 0, allowed, among).seconds
 
 

@@ -28,7 +28,7 @@ _BACKWARD = context.PHASES.index("backward")
 @dataclass
 class Spread:
     """What an interval is made of. seconds: about; squares: of the shapes' times; low, high: the same times the errors
-    of their families. half, half_low, half_high: seconds of what was measured in two bytes, and times their errors."""
+    of their families. half: seconds of what was measured in two bytes."""
 
     seconds: float = 0.0
     least: float = 0.0
@@ -36,8 +36,6 @@ class Spread:
     low: float = 0.0
     high: float = 0.0
     half: float = 0.0
-    half_low: float = 0.0
-    half_high: float = 0.0
 
     def add(self, seconds: float, calls: int, cost: Cost) -> None:
         self.seconds += seconds
@@ -47,8 +45,6 @@ class Spread:
         self.high += (seconds * cost.high) ** 2
         if cost.kind == "half":
             self.half += seconds
-            self.half_low += seconds * cost.low
-            self.half_high += seconds * cost.high
 
 
 class Forecast:
@@ -145,12 +141,10 @@ class Forecast:
         return max(low, of.least), max(high, of.least)
 
     def _whole(self, of: Spread) -> Doubt:
-        """How far off whole programs are, as was measured; in 16 bits at least as far as their shapes."""
+        """How far off whole programs are, as was measured in each kind of numbers."""
         known, half = op_time.program(self.target), op_time.program(self.target, "half")
         share = min(of.half / of.seconds, 1.0) if of.seconds else 0.0
-        low = known.low * (1 - share) + (min(of.half_low / of.half, half.low) * share if of.half else 0.0)
-        high = known.high * (1 - share) + (max(of.half_high / of.half, half.high) * share if of.half else 0.0)
-        return low, high
+        return known.low * (1 - share) + half.low * share, known.high * (1 - share) + half.high * share
 
     def totals(self, by_phase: Iterable[Row], launched: Mapping[int, float] | None = None) -> dict[str, float]:
         """Of all rows, by signature and phase: the longer of device and host in each phase. launched: what the host

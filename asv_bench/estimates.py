@@ -1,0 +1,97 @@
+"""Estimates of programs by several tables of factors: each program runs once, in a process of its own.
+
+Processes are forked from one that has imported torch and nothing else that an estimate leaves traces in.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from mindtorch.profile.cost import factors
+
+_PRELOADED = ("torch", "mindtorch.cli.main", "mindtorch.cli.profile", "mindtorch.profile.estimate.estimator")
+
+Table = Mapping[str, Any]
+Totals = dict[str, float]
+
+
+def estimated(target: str, program: str) -> Totals:
+    """Of one step of a program, after one: ``bound_s``, ``about_s``, ``about_low_s``, ``about_high_s``, and joules
+    (``energy_j``, ``energy_low_j``, ``energy_high_j``) where those of the target are known."""
+    return by_tables(target, program, {"": factors.fitted()})[""]
+
+
+def by_tables(target: str, program: str, tables: Mapping[str, Table]) -> dict[str, Totals]:
+    """The same with each of some tables of factors (as of `factors.fitted`)."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_PRELOADED))
+    ours, theirs = context.Pipe(False)
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "program.py")
+        script.write_text(program)
+        child = context.Process(target=_run, args=(theirs, target, str(script), dict(tables)))
+        child.start()
+        theirs.close()
+        try:
+            found: dict[str, Totals] = ours.recv()
+        except EOFError:
+            raise RuntimeError(f"a program has no estimate for {target}:\n{program}") from None
+        finally:
+            child.join()
+    return found
+
+
+def _run(send: Connection, target: str, script: str, tables: Mapping[str, Table]) -> None:
+    from mindtorch.cli import main
+    from mindtorch.profile.estimate import estimator
+
+    reads: list[Any] = []
+    reading, close = estimator.reading, estimator.Estimator._close
+
+    def remembered(calls: Any) -> Any:
+        reads.append(reading(calls))
+        return reads[-1]
+
+    def closed(self: estimator.Estimator) -> None:
+        close(self)
+        send.send({name: _again(self, table, reads[-1]) for name, table in tables.items()})
+        os._exit(0)
+
+    estimator.reading, estimator.Estimator._close = remembered, closed  # type: ignore[method-assign]
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    main.cli(["profile", "--target", target, "--warmup", "1", "--steps", "1", script], prog_name="genie")
+
+
+def _again(ended: Any, table: Table, reads: Any) -> Totals:
+    """Of an estimator that has ended, with other factors."""
+    from mindtorch.profile.cost.energy import board
+    from mindtorch.profile.estimate.estimator import STAGES
+    from mindtorch.profile.report.joules import Energy
+    from mindtorch.profile.report.recording import stage_tables
+    from mindtorch.profile.report.rows import PHASE, SIG, grouped, told_as
+
+    with factors.using(table):
+        if ended.cluster is not None:
+            for number in ended._calls.collectives.values():
+                ended._calls.works[number] = None  # how long it is waited for is found anew
+            ended._communicate(ended.memory, ended.cluster)
+        forecast = ended._forecast = ended._predict(ended.memory)
+        for stage in STAGES:
+            if stage in ended._stretches and stage != "rest":
+                ended._sum_up(ended.memory, stage, reads)
+        seen = ended.recording()
+        assert seen.reached == "main" and len(seen.marks) - seen.warmup == 1, "of the step after the warm-up"
+        rows = grouped(told_as(stage_tables(seen)[0]["main"]), SIG, PHASE)
+        launched = seen.stages["main"].launched
+        found: Totals = forecast.totals(rows, launched)
+        if (on := board(seen.target)) is not None:
+            energy = Energy(forecast, on, launched)
+            found["energy_j"] = sum(energy.by_phase(rows).values())
+            found["energy_low_j"], found["energy_high_j"] = energy.interval(found["energy_j"], found)
+    return found

@@ -1,0 +1,153 @@
+"""C4: which data the figures of docs/ACCURACY.md, and the intervals that follow from them, have seen."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mindtorch.profile.cost import factors, targets
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Any]:
+    """The folder of the scripts, which import each other by name."""
+    before = set(sys.modules)
+    sys.path.insert(0, str(ROOT / "asv_bench"))
+    yield
+    sys.path.remove(str(ROOT / "asv_bench"))
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(ROOT / "asv_bench")):
+            del sys.modules[name]
+
+
+def error(source: str, log: float) -> Any:
+    import published_sources
+
+    return published_sources.Error(source, "half", "a100", True, log)
+
+
+def test_C4_each_source_counts_as_much_in_an_interval_however_many_rows_it_has(bench: None) -> None:
+    import published_sources
+
+    few, many = [error("few", 0.4), error("few", 0.4)], [error("many", 0.01 * (n % 3)) for n in range(200)]
+    assert published_sources._tenths([*few, *many])[1] == pytest.approx(0.4)
+    assert published_sources.interval(many)["high"] == pytest.approx(0.02)  # nothing says what another source adds
+    spread = [error(str(n), n / 100) for n in range(-50, 51)]
+    assert published_sources._tenths(spread) == pytest.approx((-0.4, 0.4), abs=0.01)
+
+
+def test_C4_an_interval_is_so_wide_that_each_source_would_be_within_that_of_the_others(bench: None) -> None:
+    import published_sources
+
+    sources = {"a": 0.3, "b": 0.0, "c": -0.1, "d": 0.1, "e": 0.05}  # each far from the next one, and with itself at one
+    rows = [error(source, at + n / 1000) for source, at in sources.items() for n in range(-5, 6)]
+    found = published_sources.interval(rows)
+    tenths = published_sources._tenths(rows)
+    more = found["high"] - tenths[1]
+    assert more > 0.05 and tenths[0] - found["low"] == pytest.approx(more, abs=1e-3)
+
+    def covered(more: float) -> float:
+        return sum(published_sources.inside(rows, source, more) for source in sources) / len(sources)  # type: ignore[misc]
+
+    assert covered(more + 1e-6) >= 0.8 > covered(more - 0.0101)
+
+
+def test_C4_inside_is_told_of_an_interval_from_the_other_sources(bench: None) -> None:
+    import published_sources
+
+    rows = [error("a", 0.5), error("a", 0.5), *(error(source, 0.01 * n) for source in "bcde" for n in range(-2, 3))]
+    lines = published_sources.section(rows).splitlines()
+    assert next(line for line in lines if "| a |" in line).endswith("| 0% |")
+    assert next(line for line in lines if "| b |" in line).endswith("| 100% |")
+
+
+def test_C4_without_a_chip_there_is_nothing_of_its_silicon(bench: None) -> None:
+    import published_sources
+
+    for chip in ("a100", "a100-40gb", "a100-pcie", "a100-pcie-40gb"):
+        table = published_sources.without_silicon(factors.fitted(), chip)
+        assert [(key, *kinds, *kinds["half"]) for key, kinds in table.items() if key.startswith("a100")] == [
+            ("a100", "half", "program")  # of all chips
+        ]
+        assert {"h100", "t4", "carried", "another source"} <= table.keys()
+        with factors.using(table):
+            for model, kind in (
+                ("product", "half"),
+                ("attention", "half"),
+                ("product", "single"),
+                ("program", "single"),
+            ):
+                known = factors.of(targets.find(chip), model, kind)
+                assert not known.own and "a100" not in known.source
+
+
+def test_C4_held_out_rows_are_of_sizes_that_the_fit_has_not_seen(bench: None) -> None:
+    import measured
+
+    work = np.random.default_rng(1).permutation(4001).astype(float)
+    same = {"chip": targets.find("t4"), "kind": "single", "seconds": work, "predict": lambda *_: work, "start": {}}
+    for model, size in (("product", "flops"), ("stream", "nbytes")):
+        other = "nbytes" if size == "flops" else "flops"
+        part = measured.by_size(measured.Rows(model=model, **same, **{size: work, other: -work}))  # type: ignore[arg-type]
+        sizes = [work[part == one] for one in range(measured.PARTS)]
+        assert all(small.max() < large.min() for small, large in itertools.pairwise(sizes))
+        assert max(map(len, sizes)) - min(map(len, sizes)) <= 1
+
+
+def test_C4_intervals_of_whole_programs_are_the_errors_of_sources_that_were_not_fitted() -> None:
+    table = factors.fitted()
+    for kind, seen, not_seen in (("half", ("a100", "h100", "a100-40gb", "l40s"), ("rtx4090", "l4", "v100", "mi300x")),
+                                 ("single", ("t4", "v100", "a100"), ("h100", "rtx4090", "l4"))):  # fmt: skip
+        for chips, which in ((seen, "another source"), (not_seen, "carried")):
+            doubt = table[which][kind]["program"]
+            assert doubt["low"] < 0 < doubt["high"]
+            for chip in chips:
+                known = factors.of(targets.find(chip), "program", kind)
+                assert (known.low, known.high) == (doubt["low"], doubt["high"]), chip
+
+
+PROGRAM = """
+import torch
+layers = torch.nn.Sequential(*(torch.nn.Linear(512 * n, 512 * n + 512) for n in range(4, 12))).cuda().bfloat16()
+x = torch.empty(4096, 2048, device="cuda", dtype=torch.bfloat16)
+with torch.no_grad():
+    for _ in range(3):
+        layers(x)
+"""
+
+
+def test_C4_a_program_is_estimated_once_for_several_tables_of_factors(bench: None, tmp_path: Path) -> None:
+    """As the page's command does: with the package's table, it is what ``genie profile`` says."""
+    import published_sources
+    from estimates import by_tables
+
+    table = factors.fitted()
+    tables = {"own": table, "away": published_sources.without_silicon(table, "a100"), "again": table}
+    found = by_tables("a100", PROGRAM, tables)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    words = ["--target", "a100", "--warmup", "1", "--steps", "1", "--json", "report.json", "program.py"]
+    subprocess.run([sys.executable, "-m", "mindtorch", "profile", *words], cwd=tmp_path, check=True,
+                   stdout=subprocess.DEVNULL)  # fmt: skip
+    totals = json.loads((tmp_path / "report.json").read_text())["totals"]
+    assert found["own"] == found["again"] and found["own"].keys() <= totals.keys()
+    assert found["own"] == pytest.approx({name: totals[name] for name in found["own"]})
+    assert abs(math.log(found["away"]["about_s"] / found["own"]["about_s"])) > 0.01
+    assert found["away"]["bound_s"] == found["own"]["bound_s"]
+
+
+def test_C4_a_program_that_fails_has_no_estimate(bench: None) -> None:
+    from estimates import by_tables
+
+    with pytest.raises(RuntimeError, match="a program has no estimate for a100"):
+        by_tables("a100", "raise SystemExit(1)", {"own": factors.fitted()})
