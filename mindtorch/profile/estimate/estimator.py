@@ -176,7 +176,8 @@ class Estimator(Run):
     def _close(self) -> None:
         """Read the ledger while the calls that it names are still known."""
         self._stopped = time.perf_counter_ns()
-        self.sampling.close()
+        with without_collecting():
+            self.sampling.close()
         self.book.refresh()
         generation.over()
         context.forget_loss()
@@ -256,7 +257,8 @@ class Estimator(Run):
 
     def _saw_root(self, root: torch.nn.Module, path: int) -> None:
         super()._saw_root(root, path)
-        self._on_host.saw(root, path)
+        if self._accelerator is not None:
+            self._on_host.saw(root, path)
         layers = (each for each in owners.modules(root) if isinstance(each, torch.nn.RNNBase))
         self._recurrent.update(each.mode for each in layers if any(p.is_cuda for p in each.parameters()))
 
@@ -267,7 +269,7 @@ class Estimator(Run):
 
     def _on_mark(self, kind: str, at: int, which: int) -> None:
         self._marks.append((WITH_GRADIENTS if kind == "enter" and torch.is_grad_enabled() else kind, at))
-        if kind == "enter":
+        if kind == "enter" and self._accelerator is not None:
             self._on_host.called(which)
         self.book.marked(kind)
         if kind == "backward end":
