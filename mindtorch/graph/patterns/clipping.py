@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ..graph import ComputationGraph
 from .after_backward import AFTER_BACKWARD, Gradients, Key, has_gradients
 from .flow import Flow
 from .pattern import Check, Found, Pattern, Refused, Trial, form_of

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch.nn import functional as F
@@ -234,7 +233,9 @@ def _beginning(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _functions(given: list[torch.Tensor]) -> Iterator[tuple[tuple[torch.Tensor, ...], bool, dict[str, _Function]]]:
-    """(what functions get, whether they are gated, those), of one projection or of two. Each computes number by number.
+    """(what the functions read, whether they are gated, the functions), of one projection or of two.
+
+    Each function computes every number by itself.
     """
     if len(given) == 1:
         (whole,) = given

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ... import ops
+from ..graph import ComputationGraph
 from .after_backward import AFTER_BACKWARD, Gradients, Key, has_gradients
 from .flow import Flow
 from .pattern import Check, Found, Pattern, Refused, Trial, Undecided, form_of
