@@ -288,7 +288,9 @@ def _wrote(call: _Call, result: Any) -> None:
     got: list[torch.Tensor] = []
     snapshots.find(call.got, got)  # lists and dicts may have new ones, and what there was may be written
     filled = [t for t in got if t.dtype.is_floating_point and call.version(t) != snapshots.version(t)]
-    changed = [(holder, now) for holder, before in call.held if not snapshots.is_same(before, now := snapshots.of(holder))]
+    changed = [
+        (holder, now) for holder, before in call.held if not snapshots.is_same(before, now := snapshots.of(holder))
+    ]
     changed += [(holder, now) for holder, now in held if now and all(holder is not each for each, _ in call.held)]
     written = [holder for holder, _ in changed]
     state.keep(written, tensors + filled)
@@ -307,9 +309,7 @@ def _wrote(call: _Call, result: Any) -> None:
         _settle(call.phase, call.sequences * grown)
     if call.phase in (_PREFILL, _DECODE):
         # What else a call returns (hidden states) is none of the cache where that is kept elsewhere.
-        cache = [now for _, now in changed] or [
-            snapshots.of(call.growth.beside(call.got, filled)) or inside
-        ]
+        cache = [now for _, now in changed] or [snapshots.of(call.growth.beside(call.got, filled)) or inside]
         kept = {key: ref() for found in cache for key, (ref, _) in found.items()}
         kept = kept or {id(t): t for n, t in enumerate(tensors[1:]) if not state.passed or n in state.passed}
         if kept:  # none: it failed
