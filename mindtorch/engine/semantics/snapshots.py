@@ -59,7 +59,8 @@ def _walk(value: Any, left: Iterator[int], *, into_objects: bool) -> tuple[list[
     while level and depth <= _DEEPEST + 1:
         below: list[Any] = []
         for value, _ in zip(level, left):
-            kind = _kind(type(value))
+            cls: Any = type(value)  # isinstance() would ask a program's __class__
+            kind = _kind(cls)
             if kind == _TENSOR:
                 tensors.append(value)
             elif kind == _NOTHING or depth > _DEEPEST or id(value) in seen:

@@ -134,7 +134,7 @@ class Estimator(Run):
         self._how: Any = None  # of each entry of the log: see `compiling.flags`, `data_loading.flags`
         self._beside: Counter[int] = Counter()  # calls in workers of DataLoaders, of the stage reported, by number
         self._differ = False  # random integers from those of a run
-        self._on_host = OnHost()
+        self._on_host = OnHost(gpu)
         self._host_time = HostTime()
         self._timed: list[communication.Timed] = []  # collectives of the stage that is reported
         self._stack = ExitStack()
@@ -257,8 +257,7 @@ class Estimator(Run):
 
     def _saw_root(self, root: torch.nn.Module, path: int) -> None:
         super()._saw_root(root, path)
-        if self._accelerator is not None:
-            self._on_host.saw(root, path)
+        self._on_host.saw(root, path)
         layers = (each for each in owners.modules(root) if isinstance(each, torch.nn.RNNBase))
         self._recurrent.update(each.mode for each in layers if any(p.is_cuda for p in each.parameters()))
 
@@ -269,7 +268,7 @@ class Estimator(Run):
 
     def _on_mark(self, kind: str, at: int, which: int) -> None:
         self._marks.append((WITH_GRADIENTS if kind == "enter" and torch.is_grad_enabled() else kind, at))
-        if kind == "enter" and self._accelerator is not None:
+        if kind == "enter":
             self._on_host.called(which)
         self.book.marked(kind)
         if kind == "backward end":

@@ -127,10 +127,11 @@ class Labels:
             for pattern, each in calls.items():
                 for key, times in _everywhere(Counter(each)).items():
                     here[key] = here.get(key, 0) + times
-                    if (of := self.of.get(key)) is None:
+                    known_of = self.of.get(key)
+                    if known_of is None:
                         self.of[key] = {pattern: times}
                     else:
-                        of[pattern] = of.get(pattern, 0) + times
+                        known_of[pattern] = known_of.get(pattern, 0) + times
             self.alike.update(here)
             self.anchors |= {
                 key: 1 if times == here[key[1]] else Fraction(times, here[key[1]]) for key, times in own.items()
