@@ -2,6 +2,9 @@
 
 Function modes of the program see these asked, as they do of torch's own tensors.
 """
+from cpython.dict cimport PyDict_GetItem
+from cpython.object cimport PyObject
+
 from .lazy cimport get_tape, handle_of
 from .structs cimport MetaS
 from .tape cimport Handle, Tape
@@ -12,7 +15,7 @@ cdef extern from "Python.h":
 
 cdef Tape tape = None
 cdef object modes_on, functions_on, mode_at, harmless, device_at, below, handle_torch_function
-cdef object give_nodes
+cdef object give_nodes, device_type
 
 cdef enum:
     # KIND: is it on a device of this type? BELOW: torch itself knows. GRADIENT: so it does, if that is one of ours
@@ -31,16 +34,30 @@ def init(torch, default_device, place, nodes):
     Called once, after lazy.init().
     """
     global tape, modes_on, functions_on, mode_at, harmless, device_at, below, handle_torch_function
-    global give_nodes
+    global give_nodes, device_type
     tape = get_tape()
     modes_on = torch._C._len_torch_function_stack
     functions_on = torch._C._is_torch_function_enabled
     mode_at = torch._C._get_function_stack_at
     harmless = default_device
-    device_at = place
+    device_at, device_type = place, torch.device
     give_nodes = nodes
     below = torch._C._disabled_torch_function_impl
     handle_torch_function = torch.overrides.handle_torch_function
+
+
+cdef dict devices = {}                 # by place: torch's objects, of which there is one for good
+
+
+cdef object device_of(int place):
+    cdef object number = place
+    cdef PyObject *known = PyDict_GetItem(devices, number)
+    if known != NULL:
+        return <object>known
+    found = device_at(place)
+    if place >= 0 and type(found) is device_type:
+        devices[number] = found
+    return found
 
 
 cdef bint _asked() except -1:
@@ -109,7 +126,7 @@ cdef class Attribute:
         if self.kind == DTYPE:
             return <object>m.dtype
         if self.kind == DEVICE:
-            return device_at(m.device)
+            return device_of(m.device)
         if self.kind == DIMENSIONS:
             return len(<tuple>m.size)
         return m.device < 0 and device_at(m.device).type == self.name[3:]

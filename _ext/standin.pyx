@@ -1,24 +1,64 @@
 """What stands for a function of torch's that changes a setting, where its C function cannot be exchanged."""
 import sys
 
+from cpython.dict cimport PyDict_Next
+from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from cpython.module cimport PyModule_Check, PyModule_GetDict
+from cpython.object cimport PyObject
+from libc.stdint cimport uintptr_t
+
+
+cdef inline size_t place_of(const PyObject *value, size_t mask) noexcept:
+    return (<uintptr_t> value >> 4) & mask
+
+
+cdef bint has_one(dict names, PyObject **sought, size_t mask) noexcept:
+    """Is any of its values in the table `sought`? Only addresses are read: the objects are all over the memory."""
+    cdef PyObject *name
+    cdef PyObject *value
+    cdef Py_ssize_t at = 0
+    cdef size_t i
+    while PyDict_Next(names, &at, &name, &value):
+        i = place_of(value, mask)
+        while sought[i] != NULL:
+            if sought[i] == value:
+                return True
+            i = (i + 1) & mask
+    return False
 
 
 def holders(dict standing, tuple besides):
     """[(module, name, stand-in)] of every loaded module that has a key of `standing` by name, but for those `besides`.
 
-    A program has 200,000 such names, and a profile starts with this: only values of the keys' types are looked up,
-    whose hashes are Python's own.
+    A program has 200,000 such names, and a profile starts with this.
     """
-    cdef set kinds = {type(original) for original in standing}
     cdef list found = []
-    for called, module in list(sys.modules.items()):
-        if not PyModule_Check(module) or called in besides:
-            continue
-        names = <object>PyModule_GetDict(module)
-        for name, value in (<dict>names).copy().items():      # finalizers may run, and change it
-            if type(value) in kinds and (instead := standing.get(value)) is not None:
-                found.append((module, name, instead))
+    cdef dict names
+    cdef size_t mask = 255, i
+    while mask < <size_t> 4 * len(standing):
+        mask = 2 * mask + 1
+    cdef PyObject **sought = <PyObject **> PyMem_Calloc(mask + 1, sizeof(PyObject *))
+    if sought == NULL:
+        raise MemoryError
+    try:
+        for original in standing:
+            i = place_of(<PyObject *> original, mask)
+            while sought[i] != NULL:
+                i = (i + 1) & mask
+            sought[i] = <PyObject *> original
+        for called, module in list(sys.modules.items()):
+            if not PyModule_Check(module) or called in besides:
+                continue
+            names = <dict> PyModule_GetDict(module)
+            if has_one(names, sought, mask):
+                for name, value in names.copy().items():      # finalizers may run, and change it
+                    i = place_of(<PyObject *> value, mask)
+                    while sought[i] != NULL and sought[i] != <PyObject *> value:
+                        i = (i + 1) & mask
+                    if sought[i] != NULL:
+                        found.append((module, name, standing[value]))
+    finally:
+        PyMem_Free(sought)
     return found
 
 

@@ -380,3 +380,22 @@ def test_L9_a_handlers_error_that_is_kept_keeps_no_lock() -> None:
         torch.manual_seed(7)
         assert torch.rand(3).tolist() == expected
     assert len(kept) == nth - 1 > 10
+
+
+def test_L7_attention_without_dropout_draws_nothing() -> None:
+    """Torch says of its CPU kernel that it draws, which refuses dropout."""
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    q = torch.arange(64.0).reshape(1, 2, 8, 4)
+    state = torch.default_generator.get_state()
+    with pytest.raises(RuntimeError, match="dropout"):
+        attend(q, q, q, 0.5)
+    attend(q, q, q)
+    assert torch.equal(state, torch.default_generator.get_state())
+    torch.rand(2, device="remote_accelerator:0").cpu()  # draws of before have run
+    before = mindtorch.stats()["ops_recorded"]
+    out = torch.nn.functional.scaled_dot_product_attention(*[q.to("remote_accelerator:0")] * 3)
+    assert mindtorch.stats()["ops_recorded"] > before
+    del out  # what nobody reads does not run, as a draw would
+    executed = mindtorch.stats()["ops_executed"]
+    torch.rand(2, device="remote_accelerator:0").cpu()
+    assert mindtorch.stats()["ops_executed"] == executed + 1

@@ -113,6 +113,7 @@ def test_S7_operators_made_without_python_have_eagers_bits(dtype: torch.dtype, p
 # ---- arguments -------------------------------------------------------------------------------------------------------
 X = torch.arange(12.0).reshape(3, 4) - 5.5
 I = torch.arange(12).reshape(3, 4)  # noqa: E741
+Q = torch.cat([X, X + 1, X * 0.3, X * X]).reshape(1, 2, 6, 4)  # so many dimensions come to a kernel of its own
 LOW, HIGH = -(1 << 63), (1 << 63) - 1
 
 
@@ -153,6 +154,9 @@ LOW, HIGH = -(1 << 63), (1 << 63) - 1
         lambda: runs(torch.nn.functional.layer_norm, X, (4,), X[0], X[1], 1e-3),
         lambda: runs(torch.nn.functional.layer_norm, X, (4,)),
         lambda: runs(torch.nn.functional.scaled_dot_product_attention, X[None], X[None], X[None], scale=0.5),
+        lambda: runs(torch.nn.functional.scaled_dot_product_attention, Q, Q, Q),
+        lambda: runs(torch.nn.functional.scaled_dot_product_attention, Q, Q, Q, is_causal=True, scale=-0.5),
+        lambda: runs(torch.isin, I, I[:2, 1:]),
         lambda: runs(torch.nn.functional.embedding, I % 3, X),
         lambda: runs(torch.ops.aten.native_layer_norm_backward, X, X, [4], X[:, :1], X[:, :1], X[0], X[1], [True] * 3),
         lambda: runs(torch.ops.aten._to_copy, X, dtype=torch.int32),
@@ -169,6 +173,24 @@ LOW, HIGH = -(1 << 63), (1 << 63) - 1
 )  # fmt: skip
 def test_S7_arguments_of_all_kinds_are_passed_to_native_calls(call: Callable[[], int]) -> None:
     assert call() > 0
+
+
+@pytest.mark.parametrize("scale", [None, 0.25])
+def test_S7_an_optional_float_behind_six_words_is_on_the_stack(scale: float | None) -> None:
+    q = Q.to(D).requires_grad_()
+    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    for operator, args, which in (
+        (attend, (Q, Q, Q, 0.0, True), {"scale": scale}),
+        (torch.nn.functional.scaled_dot_product_attention, (Q, Q, Q), {"scale": scale}),
+    ):
+        assert runs(operator, *args, **which) >= AGAIN - 1
+    before = made()
+    for _ in range(AGAIN):
+        (gradient,) = torch.autograd.grad(attend(q, q, q, scale=scale)[0].sum(), q)
+        plain = Q.clone().requires_grad_()
+        (expected,) = torch.autograd.grad(attend(plain, plain, plain, scale=scale)[0].sum(), plain)
+        assert bits(gradient) == bits(expected)
+    assert made() > before
 
 
 def test_S7_each_run_has_its_own_numbers() -> None:

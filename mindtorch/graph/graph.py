@@ -300,7 +300,8 @@ class ComputationGraph:
         # What a candidate is will be told (`Recorder.settled`).
         self._phase.append(phase if phase == _context.CANDIDATE else _context.read_as(phase))
         self._kind.append(kind)
-        self._readings.update((i, each) for i, each in enumerate(readings, len(self._source)) if each is not None)
+        if readings:
+            self._readings.update((i, each) for i, each in enumerate(readings, len(self._source)) if each is not None)
         for source, output in sources:
             self._source.append(source)
             self._output.append(output)

@@ -76,11 +76,10 @@ class Builder:
         known = self.signatures.get((sig, floats))
         if known is None:
             known = self.signatures[sig, floats] = self._signature(sig, len(ins), len(outs), floats)
-        if (most := max(max(ins, default=0), max(outs, default=0))) >= len(maker):
+        if (most := max((*ins, *outs), default=0)) >= len(maker):
             self.room(most)
         sources = [self._source(slot, meta) for slot, meta in zip(ins, known.metas)]
-        written = zip(ins, known.metas, sources) if self.writer else ()
-        readings = [self._reading(*each) for each in written]
+        readings = list(map(self._reading, ins, known.metas, sources)) if self.writer else ()
         node = graph._append(
             known.call, sources, graph._module_by_id(module), graph._place_by_id(loc), phase, readings=readings
         )

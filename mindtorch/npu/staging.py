@@ -98,7 +98,7 @@ def _describe(func: Any) -> _Op:
         in_place=in_place,
         composite=taken_apart(name, row),
         blind=ops.about(base).blind and not writes,
-        random=torch.Tag.nondeterministic_seeded in func.tags,
+        random=schema.draws(func),
         each=base.startswith("aten::_foreach_"),
         step=_step(base),
     )

@@ -43,7 +43,16 @@ def is_pure(overload: Any) -> bool:
         return False
     if not schema.returns or not all("Tensor" in str(r.type) for r in schema.returns):
         return False
-    return not (data_dependent(overload) or torch.Tag.nondeterministic_seeded in overload.tags)
+    return not (data_dependent(overload) or draws(overload))
+
+
+#: Torch says that they draw, but what they would draw for, a dropout, they refuse.
+_REFUSING_DROPOUT = frozenset({"aten::_scaled_dot_product_flash_attention_for_cpu"})
+
+
+def draws(overload: Any) -> bool:
+    """Does the op draw random numbers?"""
+    return torch.Tag.nondeterministic_seeded in overload.tags and overload.name() not in _REFUSING_DROPOUT
 
 
 def has_out(overload: Any) -> bool:

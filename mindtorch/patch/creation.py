@@ -81,6 +81,9 @@ _CPU = torch.device("cpu")
 log = logging.getLogger("mindtorch")
 _transforming = torch._C._functorch.peek_interpreter_stack
 _infos: dict[Any, Any] = {}
+_OF_NUMBERS = frozenset(name for name in RECORDED if not name.endswith("_like"))
+_NAMED = frozenset({"device", "dtype"})
+_NUMBERS = frozenset({int, float, bool, tuple, list, torch.Size})
 
 
 def _info(func: Callable[..., Any]) -> Any:
@@ -90,6 +93,24 @@ def _info(func: Callable[..., Any]) -> Any:
         made = _intern.OpInfo(func, f"aten::{name}", _intern.RECORD, random=name in RANDOM)
         info = _infos.setdefault(func, made)  # another thread may have been first
     return info
+
+
+def plain(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """What `create` gives for a function that is recorded, of numbers and sizes on a recording device, which is all
+    that most calls name; None for what takes more looking. No mode of the program's is on."""
+    if func.__name__ not in _OF_NUMBERS or not (_NAMED.issuperset(kwargs) and _NUMBERS.issuperset(map(type, args))):
+        return None
+    dtype, device = kwargs.get("dtype"), kwargs["device"]
+    if type(dtype) is not torch.dtype and (dtype is not None or torch.get_default_dtype() is not torch.float32):
+        return None
+    if isinstance(device, str) or mode.now.ranks is not None or _transforming() is not None:
+        return None
+    tensors.in_use()
+    tensors.on_device()
+    try:
+        return _intercept.record_creation(_info(func), args, {**kwargs, "device": _CPU}, device.index or 0)
+    except TypeError:
+        return None  # `create` says why
 
 
 def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:

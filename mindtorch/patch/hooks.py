@@ -179,6 +179,8 @@ def create(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     if type(kwargs.get("device")) is int:
         _, kwargs = _numbered((), kwargs)
     place = where(kwargs.get("device"))
+    if place is RECORDED and not _modes_on() and (made := creation.plain(func, args, kwargs)) is not None:
+        return made
     if place is NPU:
         return unwrapping.lifted(npu_creation.create(func, args, kwargs))
     if kwargs.get("pin_memory") and place is TORCHS:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from mindtorch.graph import capture
 from mindtorch.graph.patterns import Instance, find_patterns
+from mindtorch.graph.patterns.pattern import FEW, agree, begin_alike
 from mindtorch.profile.cost import targets
 from mindtorch.profile.estimate.estimator import Estimator
 
@@ -184,3 +185,20 @@ def test_L13_activations_with_constants_that_are_tensors_are_known_in_estimates_
     assert [(row["instances"], row["calls"], row["attributes"]["activation"]) for row in rows] == [
         (2, 4, "gelu (tanh)")
     ]
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 40.0])
+def test_L13_what_agrees_begins_alike(scale: float) -> None:
+    """A function is tried on all numbers only if the first agree: of none that agrees do they differ."""
+    generator = torch.Generator().manual_seed(1)
+    agreed = differed = 0
+    for off in (0.0, 1e-5, 1e-4, 1.9e-4, 2.1e-4, 4e-4, 4.1e-4, 1e-3, 0.1):
+        expected = torch.randn(3 * FEW, generator=generator) * scale
+        expected[-1] *= 1.5  # the largest may be behind those that are looked at
+        found = expected + off * (expected.abs() + expected.abs().max().clamp(min=1.0)) * torch.sign(expected)
+        alike = begin_alike(found, expected[:FEW], float(found.abs().max()))
+        if agree(found, expected):
+            agreed += 1
+            assert alike
+        differed += not alike
+    assert agreed >= 3 and differed

@@ -176,6 +176,12 @@ class Layout:
     def _number(self, of: str, value: Any, optional: bool) -> None:
         kind = {"int": "l", "bool": "b", "float": "d", "SymInt": _SYM}.get(of) or (f"c10::{of}",)
         self.types.append((_OPTIONAL, kind) if optional else kind)
+        if of == "float" and optional and self.used == _REGISTERS:  # both words on the stack: the flag has no register
+            if value is not None and type(value) is not float:
+                raise Unsuited("no float")
+            at = self._take(2, on_stack=True)
+            self.words[at : at + 2] = [0, 0] if value is None else [*struct.unpack("Q", struct.pack("d", value)), 1]
+            return
         if value is None and optional:
             if of == "SymInt":
                 self._address(self._put(bytes(16)))

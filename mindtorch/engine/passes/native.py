@@ -41,12 +41,13 @@ NATIVE = frozenset(
         "_to_copy _unsafe_view alias as_strided cat contiguous detach diagonal expand flatten narrow permute repeat "
         "reshape select slice split split_with_sizes squeeze stack t transpose unbind unflatten unfold unsqueeze view "
         # products, sums, choices
-        "addbmm addmm addmv all amax amin any argmax argmin baddbmm bmm cumsum dot linear logsumexp matmul max mean "
-        "min mm mv prod sum topk "
+        "addbmm addmm addmv all amax amin any argmax argmin baddbmm bmm cumsum dot isin linear logsumexp matmul max "
+        "mean min mm mv prod sum topk "
         # layers
-        "_log_softmax _log_softmax_backward_data _safe_softmax _scaled_dot_product_flash_attention_for_cpu _softmax "
-        "_softmax_backward_data embedding embedding_dense_backward gather index_select layer_norm log_softmax "
-        "native_layer_norm native_layer_norm_backward nll_loss_backward nll_loss_forward rms_norm "
+        "_log_softmax _log_softmax_backward_data _safe_softmax _scaled_dot_product_flash_attention_for_cpu "
+        "_scaled_dot_product_flash_attention_for_cpu_backward _softmax _softmax_backward_data embedding "
+        "embedding_dense_backward gather index_select layer_norm log_softmax native_layer_norm "
+        "native_layer_norm_backward nll_loss_backward nll_loss_forward rms_norm "
         "scaled_dot_product_attention softmax"
     ).split()
 )

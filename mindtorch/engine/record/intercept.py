@@ -143,7 +143,7 @@ def _describe_overload(func: Any) -> Any:
     if mispredicted or no_kernel or depends or torch.Tag.inplace_view in func.tags:
         kind = _intern.EAGER
     view = not writes and schema.gives_aliases(func)
-    random = torch.Tag.nondeterministic_seeded in func.tags
+    random = schema.draws(func)
     info = _intern.OpInfo(
         func,
         name,

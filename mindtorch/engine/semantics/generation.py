@@ -288,14 +288,17 @@ def _wrote(call: _Call, result: Any) -> None:
     got: list[torch.Tensor] = []
     snapshots.find(call.got, got)  # lists and dicts may have new ones, and what there was may be written
     filled = [t for t in got if t.dtype.is_floating_point and call.version(t) != snapshots.version(t)]
-    written = [holder for holder, before in call.held if not snapshots.is_same(before, snapshots.of(holder))]
-    written += [holder for holder, now in held if now and all(holder is not each for each, _ in call.held)]
+    changed = [
+        (holder, now) for holder, before in call.held if not snapshots.is_same(before, now := snapshots.of(holder))
+    ]
+    changed += [(holder, now) for holder, now in held if now and all(holder is not each for each, _ in call.held)]
+    written = [holder for holder, _ in changed]
     state.keep(written, tensors + filled)
     state.returned = [weakref.ref(t) for t in tensors[1:]]
     inside = {} if call.inside is None else snapshots.changed(call.inside, _inside(call.module))
     state.inside = bool(inside)
     if call.sequences and _is_candidate(call.module):
-        found = (each for holder in written for each in snapshots.alive(snapshots.of(holder)))
+        found = (each for _, now in changed for each in snapshots.alive(now))
         made = [t for t in (*returned, *got, *found) if not call.had(t)]
         sizes = call.growth.sizes(made)
         grown, state.grows = call.growth.growth(call.sizes, sizes, call.tokens // call.sequences)
@@ -306,9 +309,7 @@ def _wrote(call: _Call, result: Any) -> None:
         _settle(call.phase, call.sequences * grown)
     if call.phase in (_PREFILL, _DECODE):
         # What else a call returns (hidden states) is none of the cache where that is kept elsewhere.
-        cache = [snapshots.of(holder) for holder in written] or [
-            snapshots.of(call.growth.beside(call.got, filled)) or inside
-        ]
+        cache = [now for _, now in changed] or [snapshots.of(call.growth.beside(call.got, filled)) or inside]
         kept = {key: ref() for found in cache for key, (ref, _) in found.items()}
         kept = kept or {id(t): t for n, t in enumerate(tensors[1:]) if not state.passed or n in state.passed}
         if kept:  # none: it failed

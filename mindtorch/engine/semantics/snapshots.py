@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
@@ -30,48 +29,66 @@ Snapshot = dict[int, tuple["weakref.ref[torch.Tensor]", int]]  # id of a tensor 
 def find(value: Any, tensors: list[torch.Tensor], held: list[tuple[Any, Snapshot]] | None = None) -> None:
     """The tensors in nested lists, tuples and dicts; with `held`, other objects and the tensors in them, too."""
     left = iter(range(_MOST_LOOKED))
-    for each in _walk(value, left, into_objects=False):
-        if issubclass(type(each), torch.Tensor):
-            tensors.append(each)
-        elif held is not None:
-            held.append((each, of(each, left)))
+    found, objects = _walk(value, left, into_objects=False)
+    tensors += found
+    if held is not None:
+        held += [(each, of(each, left)) for each in objects]
 
 
-def _walk(value: Any, left: Iterator[int], *, into_objects: bool) -> Iterator[Any]:
-    """Tensors, and other objects unless they are gone into, near ones first. Each list, dict and object is looked at
+@functools.lru_cache(256)
+def _kind(kind: type) -> int:
+    """What is done with values of a class; it is asked by issubclass(), as isinstance() would ask a __class__."""
+    if issubclass(kind, torch.Tensor):
+        return _TENSOR
+    if issubclass(kind, _PASSED):
+        return _NOTHING
+    return next((number for number, each in _INTO if issubclass(kind, each)), _OBJECT)
+
+
+_TENSOR, _NOTHING, _LIST, _TUPLE, _DICT, _OBJECT = range(6)
+_INTO = ((_LIST, list), (_TUPLE, tuple), (_DICT, dict))
+
+
+def _walk(value: Any, left: Iterator[int], *, into_objects: bool) -> tuple[list[torch.Tensor], list[Any]]:
+    """(tensors, other objects unless they are gone into), near ones first. Each list, dict and object is looked at
     once, and no more values than are `left`: there may be circles, and millions of them."""
-    todo = deque([(value, 0)])
+    tensors: list[torch.Tensor] = []
+    objects: list[Any] = []
+    level, depth = [value], 0
     seen: set[int] = set()
-    for _ in left:
-        if not todo:
-            return
-        value, depth = todo.popleft()
-        kind = type(value)  # isinstance() would ask a program's __class__
-        if issubclass(kind, torch.Tensor):
-            yield value
-        elif issubclass(kind, _PASSED) or depth > _DEEPEST or id(value) in seen:
-            continue
-        else:
-            seen.add(id(value))
-            inner: Iterable[Any]
-            if issubclass(kind, list):
-                inner = list.__iter__(value)
-            elif issubclass(kind, tuple):
-                inner = tuple.__iter__(value)
-            elif issubclass(kind, dict):
-                inner = dict.values(value)
-            elif not into_objects:
-                yield value
+    while level and depth <= _DEEPEST + 1:
+        below: list[Any] = []
+        for value, _ in zip(level, left):
+            cls: Any = type(value)  # isinstance() would ask a program's __class__
+            kind = _kind(cls)
+            if kind == _TENSOR:
+                tensors.append(value)
+            elif kind == _NOTHING or depth > _DEEPEST or id(value) in seen:
                 continue
             else:
-                inner = () if callable(value) else _own(value)
-            todo.extend((each, depth + 1) for each in islice(inner, _WIDEST))
+                seen.add(id(value))
+                inner: Iterable[Any]
+                if kind == _LIST:
+                    inner = list.__iter__(value)
+                elif kind == _TUPLE:
+                    inner = tuple.__iter__(value)
+                elif kind == _DICT:
+                    inner = dict.values(value)
+                elif not into_objects:
+                    objects.append(value)
+                    continue
+                else:
+                    inner = () if callable(value) else _own(value)
+                below += islice(inner, _WIDEST)
+        level, depth = below, depth + 1
+    return tensors, objects
 
 
 def of(holder: Any, left: Iterator[int] | None = None) -> Snapshot:
     """The tensors that an object holds, with their versions."""
     left = iter(range(_MOST_LOOKED)) if left is None else left
-    return {id(t): (weakref.ref(t), version(t)) for t in _walk(holder, left, into_objects=True)}
+    tensors, _ = _walk(holder, left, into_objects=True)
+    return {id(t): (weakref.ref(t), version(t)) for t in tensors}
 
 
 def changed(before: Snapshot, after: Snapshot) -> Snapshot:

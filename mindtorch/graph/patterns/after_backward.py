@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..graph import PHASES
+from ..graph import PHASES, ComputationGraph
 from ..parts import Hole, Reading
 from .flow import Flow
 from .rerun import Source
 
-__all__ = ["AFTER_BACKWARD", "Gradients", "Key"]
+__all__ = ["AFTER_BACKWARD", "Gradients", "Key", "has_gradients"]
 
 #: Phases of what is done with gradients.
 AFTER_BACKWARD = ("optimizer", "other", "forward", "prefill", "decode")
@@ -24,6 +24,11 @@ _VIEWS = frozenset(f"aten::{name}" for name in (
     "unsqueeze", "select", "slice", "expand", "as_strided", "split", "unbind", "chunk", "split_with_sizes", "numpy_T",
     "lift_fresh", "view_as_real",
 )) | {"genie::data"}  # fmt: skip
+
+
+def has_gradients(graph: ComputationGraph) -> bool:
+    """Is any value one (`Gradients.is_gradient`)?"""
+    return _BACKWARD in graph._phase or bool(graph._gradients)
 
 
 class Gradients:

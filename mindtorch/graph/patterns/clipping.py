@@ -8,7 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .after_backward import AFTER_BACKWARD, Gradients, Key
+from ..graph import ComputationGraph
+from .after_backward import AFTER_BACKWARD, Gradients, Key, has_gradients
 from .flow import Flow
 from .pattern import Check, Found, Pattern, Refused, Trial, form_of
 from .rerun import Source
@@ -33,6 +34,9 @@ class GradientClipping(Pattern):
 
     name = "gradient clipping"
     phases = AFTER_BACKWARD
+
+    def may_be_in(self, graph: ComputationGraph) -> bool:
+        return has_gradients(graph)
 
     def find(self, flow: Flow) -> Iterator[Found | tuple[int, str]]:
         gradients = Gradients(flow)

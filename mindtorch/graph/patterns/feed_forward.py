@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from .flow import Flow
-from .pattern import Check, Found, Pattern, Refused, Trial, agree, fewer, form_of
+from .pattern import FEW, Check, Found, Pattern, Refused, Trial, agree, begin_alike, fewer, form_of
 from .rerun import CannotRun, Source
 
 __all__ = ["FeedForward"]
@@ -30,7 +29,7 @@ _JOINED = frozenset(
 
 _SUMS = frozenset({"aten::add", "aten::add_"})
 
-_Function = Callable[[torch.Tensor], torch.Tensor]
+_Function = Callable[..., torch.Tensor]
 ACTIVATIONS: dict[str, _Function] = {
     "gelu": F.gelu,
     "gelu (tanh)": lambda x: F.gelu(x, approximate="tanh"),
@@ -50,12 +49,19 @@ ACTIVATIONS: dict[str, _Function] = {
     "softsign": F.softsign,
 }
 #: Of two halves, where it is more than f(a) · b.
-GATES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+GATES: dict[str, _Function] = {
     "clamped swiglu": lambda a, b: (
         (b.clamp(-7.0, 7.0) + 1) * a.clamp(max=7.0) * torch.sigmoid(1.702 * a.clamp(max=7.0))
     ),
     "bilinear": lambda a, b: a * b,
 }
+
+
+def _times(activation: _Function) -> _Function:
+    return lambda a, b: activation(a) * b
+
+
+_GATED = {name: _times(activation) for name, activation in ACTIVATIONS.items()} | GATES
 
 
 class FeedForward(Pattern):
@@ -204,20 +210,36 @@ def _agreeing(trial: Trial, given: list[Source], hidden: Source, factor: float) 
     (found,) = trial.run(hidden, given=halves)
     found = found.reshape(-1)
     agreeing: dict[tuple[str, bool], float] = {}
-    for name, attributes, expected in _functions(list(halves.values())):
-        flat = expected.reshape(-1)
-        if flat.numel() == found.numel() and agree(found, flat):
-            key = name, attributes["gated"]
-            agreeing[key] = min(agreeing.get(key, math.inf), float((found - flat).abs().max()))
+    if not found.numel():
+        return agreeing
+    largest = float(found.abs().max())
+    for read, gated, functions in _functions(list(halves.values())):
+        if read[0].numel() != found.numel():
+            continue
+        beginning = tuple(map(_beginning, read))
+        for name, function in functions.items():
+            if not begin_alike(found, function(*beginning), largest):
+                continue  # most that differ do so at once, and most functions do
+            flat = function(*read).reshape(-1)
+            if agree(found, flat):
+                key = name, gated
+                agreeing[key] = min(agreeing.get(key, math.inf), float((found - flat).abs().max()))
     return agreeing
 
 
-def _functions(given: list[torch.Tensor]) -> Iterator[tuple[str, dict[str, Any], torch.Tensor]]:
-    """(name, attributes, what the function gives), of one projection or of two."""
+def _beginning(numbers: torch.Tensor) -> torch.Tensor:
+    rows = numbers.reshape(-1, numbers.shape[-1])
+    return rows[: 1 + FEW // numbers.shape[-1]].reshape(-1)[:FEW]
+
+
+def _functions(given: list[torch.Tensor]) -> Iterator[tuple[tuple[torch.Tensor, ...], bool, dict[str, _Function]]]:
+    """(what the functions read, whether they are gated, the functions), of one projection or of two.
+
+    Each function computes every number by itself.
+    """
     if len(given) == 1:
         (whole,) = given
-        for name, function in ACTIVATIONS.items():
-            yield name, {"gated": False}, function(whole)
+        yield (whole,), False, ACTIVATIONS
         if whole.shape[-1] % 2:
             return
         pairs = [whole.chunk(2, -1), (whole[..., ::2], whole[..., 1::2])]
@@ -228,8 +250,6 @@ def _functions(given: list[torch.Tensor]) -> Iterator[tuple[str, dict[str, Any],
         if first.shape != second.shape:
             return
         pairs = [(first, second)]
-    for a, b in (halves for pair in pairs for halves in (pair, pair[::-1])):
-        for name, function in ACTIVATIONS.items():
-            yield name, {"gated": True}, function(a) * b
-        for name, gate in GATES.items():
-            yield name, {"gated": True}, gate(a, b)
+    for a, b in pairs:
+        yield (a, b), True, _GATED
+        yield (b, a), True, _GATED

@@ -126,6 +126,8 @@ def find_patterns(
     found: list[Instance] = []
     for pattern in library() if patterns is None else patterns:
         of_it, nodes = [], set(taken)
+        if not pattern.may_be_in(graph):
+            continue
         if pattern.phases not in flows:
             flow = Flow(graph, pattern.phases)
             flows[pattern.phases] = flow, Blocks.of(flow) if flow.nodes else None

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ... import ops
-from .after_backward import AFTER_BACKWARD, Gradients, Key
+from ..graph import ComputationGraph
+from .after_backward import AFTER_BACKWARD, Gradients, Key, has_gradients
 from .flow import Flow
 from .pattern import Check, Found, Pattern, Refused, Trial, Undecided, form_of
 from .rerun import Source
@@ -40,6 +41,9 @@ class OptimizerUpdate(Pattern):
 
     name = "optimizer update"
     phases = AFTER_BACKWARD
+
+    def may_be_in(self, graph: ComputationGraph) -> bool:
+        return has_gradients(graph)
 
     def find(self, flow: Flow) -> Iterator[Found | tuple[int, str]]:
         gradients = Gradients(flow)

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..graph import Node
+from ..graph import ComputationGraph, Node
 from .flow import FORWARD, Flow
 from .rerun import CannotRun, Source, plain_dtype, random_like, run
 
 __all__ = ["Check", "Found", "Pattern", "Refused", "Trial", "Undecided"]
 
 MOST_ELEMENTS = 1 << 24  # of the tensors that a check runs on; 64 MiB
-_FEW = 4096
+FEW = 4096  # numbers that are compared first
 _TOLERANCE = 2e-4
 _MADE = frozenset(f"aten::{name}" for name in ("full", "ones", "zeros", "scalar_tensor", "arange", "tensor"))
 
@@ -138,8 +138,17 @@ def agree(found: torch.Tensor, expected: torch.Tensor) -> bool:
     near = _TOLERANCE * max(1.0, float(expected.abs().max()))
     ours, theirs = found.reshape(-1), expected.reshape(-1)
     # Most that differ do so at once, and most functions that are tried do.
-    counts = sorted({min(_FEW, ours.numel()), ours.numel()})
+    counts = sorted({min(FEW, ours.numel()), ours.numel()})
     return all(torch.allclose(ours[:n], theirs[:n], rtol=_TOLERANCE, atol=near) for n in counts)
+
+
+def begin_alike(found: torch.Tensor, first: torch.Tensor, largest: float) -> bool:
+    """Whether `found` may `agree` with numbers of which these are the first. largest: of those found, but for signs.
+
+    Where they agree, the largest expected one is not much larger.
+    """
+    near = _TOLERANCE * max(1.0, (largest + _TOLERANCE) / (1 - 2 * _TOLERANCE))
+    return torch.allclose(found[: first.numel()], first, rtol=1.01 * _TOLERANCE, atol=1.01 * near)
 
 
 class Check(NamedTuple):
@@ -180,6 +189,10 @@ class Pattern:
 
     name = ""
     phases: tuple[str, ...] = FORWARD  # of the nodes that it is shown
+
+    def may_be_in(self, graph: ComputationGraph) -> bool:
+        """Whether a search may find anything. It is asked first, as a graph takes long to be made ready for one."""
+        return True
 
     def find(self, flow: Flow) -> Iterator[Found | tuple[int, str]]:
         """Candidates, in program order; (node, why not) for those refused without a check.

@@ -134,7 +134,7 @@ class Estimator(Run):
         self._how: Any = None  # of each entry of the log: see `compiling.flags`, `data_loading.flags`
         self._beside: Counter[int] = Counter()  # calls in workers of DataLoaders, of the stage reported, by number
         self._differ = False  # random integers from those of a run
-        self._on_host = OnHost()
+        self._on_host = OnHost(gpu)
         self._host_time = HostTime()
         self._timed: list[communication.Timed] = []  # collectives of the stage that is reported
         self._stack = ExitStack()
@@ -176,7 +176,8 @@ class Estimator(Run):
     def _close(self) -> None:
         """Read the ledger while the calls that it names are still known."""
         self._stopped = time.perf_counter_ns()
-        self.sampling.close()
+        with without_collecting():
+            self.sampling.close()
         self.book.refresh()
         generation.over()
         context.forget_loss()

@@ -22,11 +22,15 @@ class OnHost:
     A model that was once called elsewhere is where it should be.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, asked: bool) -> None:
+        """asked: whether there is an accelerator; else nothing is looked at."""
+        self._asked = asked
         self._models: dict[int, tuple[weakref.ref[torch.nn.Module], int]] = {}  # by path; bytes
         self._calls: Counter[int] = Counter()
 
     def saw(self, model: torch.nn.Module, path: int) -> None:
+        if not self._asked:
+            return
         self._models[path] = (weakref.ref(model), _bytes(model))
 
     def called(self, path: int) -> None:

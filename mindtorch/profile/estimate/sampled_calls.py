@@ -79,5 +79,6 @@ class SamplingEstimate(Sampling):
             first, last = min(start for start, _ in sample.calls.values()), max(end for _, end in sample.calls.values())
             log = calls[first:last]
             lines = {location: context.location(location) for location in np.unique(log["location"]).tolist()}
-            sample.logged = [(module, lines[location], op(sig)) for sig, module, location, _ in log.tolist()]
+            ops = {sig: op(sig) for sig in np.unique(log["sig"]).tolist()}
+            sample.logged = [(module, lines[location], ops[sig]) for sig, module, location, _ in log.tolist()]
             sample.calls = {node: (start - first, end - first) for node, (start, end) in sample.calls.items()}

@@ -80,10 +80,12 @@ class ModelBook:
                 continue
             parameters = owners.held(root)[0]
             tokens = {token for token, _ in noted.values()}
-            if any(self._known(parameter) not in tokens for parameter in parameters):
+            known = list(map(self._known, parameters))
+            if not tokens.issuperset(known):
                 self.roots[path][1].extend(self._look(root, path, noted))
-            for parameter in parameters:
-                self._frozen[self._known(parameter)] = not parameter.requires_grad
+                known = list(map(self._known, parameters))
+            for token, parameter in zip(known, parameters, strict=True):
+                self._frozen[token] = not parameter.requires_grad
 
     def trains(self, optimizer: torch.optim.Optimizer) -> None:
         """It is about to step: programs freeze what they have trained, as for the evaluation after each epoch."""

@@ -53,14 +53,15 @@ class Sample:
     def keys(self) -> dict[int, list[Key]]:
         """By node, what its rows are known by in a profile."""
         if self.calls:
-            found = {
-                node: [key for key in self.logged[first:last] if key[2]] for node, (first, last) in self.calls.items()
-            }
-            # What another line does before the next node, as torch.tensor() does, is no part of this one.
-            return {
-                node: keys if len(keys) < 2 else [key for key in keys if key[:2] == keys[0][:2]]
-                for node, keys in found.items()
-            }
+            found: dict[int, list[Key]] = {}
+            logged = self.logged
+            for node, (first, last) in self.calls.items():
+                if last == first + 1:
+                    found[node] = [key] if (key := logged[first])[2] else []
+                else:  # what another line does before the next node, as torch.tensor() does, is no part of this one
+                    keys = [key for key in logged[first:last] if key[2]]
+                    found[node] = [key for key in keys if key[:2] == keys[0][:2]]
+            return found
         graph = self.graph
         ids: dict[int, list[int]] = {}
         for known, index in graph._known_modules.items():

@@ -56,12 +56,12 @@ class Labels:
     def __init__(self, samples: Sequence[Sample], names: Names) -> None:
         # Which part of the calls by that key are a pattern's instances' own, in the last graph: those of an optimizer's
         # first step are others.
-        self.anchors: dict[tuple[str, Key], Fraction] = {}
+        self.anchors: dict[tuple[str, Key], Fraction | int] = {}
         # Of each optimizer, in the last graph in which a step of its is one: how many are in a step, and their places.
         self.a_step: dict[tuple[str, int], tuple[Fraction, set[int]]] = {}
         self.alike: Counter[Key] = Counter()  # how often any call of those graphs has it
         self.cores: Counter[Key] = Counter()  # how often one does that stands for what one call of torch does
-        self.of: dict[Key, dict[str, int]] = defaultdict(dict)  # how many calls by pattern; empty for none
+        self.of: dict[Key, dict[str, int]] = {}  # how many calls by pattern; empty for none
         self.at: dict[tuple[str, Key], set[int]] = defaultdict(set)  # numbers of those instances' places
         self.in_steps: dict[str, set[str]] = defaultdict(set)  # of optimizers: the patterns that an op is part of there
         self.in_module: dict[tuple[int, str], dict[str, int]] = defaultdict(dict)  # (module, op), with gradients
@@ -101,13 +101,14 @@ class Labels:
             differentiated = _differentiated(graph)
             anchors = {instance.anchor for instance in instances} - self._count_steps(sample, instances, labels)
             calls: dict[str, list[Key]] = defaultdict(list)  # by pattern
+            phase = graph._phase
             for node, keys in keys_of.items():
-                if graph._phase[node] == _BACKWARD or node in silent:
+                if phase[node] == _BACKWARD or node in silent:
                     continue  # of these, the rows are told by what ran forward, or by another graph
                 label_ = labels.get(node)
                 pattern = "" if label_ is None else label_.pattern
                 calls[pattern] += keys
-                if graph._phase[node] == _OPTIMIZER:
+                if phase[node] == _OPTIMIZER:
                     for _, _, op in keys:
                         self.in_steps[op].add(pattern)
                 if node in differentiated:
@@ -125,11 +126,16 @@ class Labels:
             here: dict[Key, int] = {}
             for pattern, each in calls.items():
                 for key, times in _everywhere(Counter(each)).items():
-                    of = self.of[key]
-                    of[pattern] = of.get(pattern, 0) + times
                     here[key] = here.get(key, 0) + times
+                    known_of = self.of.get(key)
+                    if known_of is None:
+                        self.of[key] = {pattern: times}
+                    else:
+                        known_of[pattern] = known_of.get(pattern, 0) + times
             self.alike.update(here)
-            self.anchors |= {key: Fraction(times, here[key[1]]) for key, times in own.items()}
+            self.anchors |= {
+                key: 1 if times == here[key[1]] else Fraction(times, here[key[1]]) for key, times in own.items()
+            }
 
     def _count_steps(self, sample: Sample, instances: Sequence[Instance], labels: Mapping[int, _Label]) -> set[int]:
         """Of what is within steps of optimizers, which are counted; the anchors of that.
@@ -317,22 +323,27 @@ def pattern_rows(
         return entry
 
     for row in rows:
-        op = seen.op_name(row.sig)
-        key = labels.key(row, op) if row.sig else None
-        patterns = labels.patterns(row, op, key) if row.sig else _NONE
-        total = sum(patterns.values())
-        if "" in patterns and (not row.sig or seen.ops[row.sig].category == "view"):  # type: ignore[union-attr]
+        sig = row.sig
+        if not sig:
             between.append(row)
             continue
-        much = row.calls * (1.0 if forecast is None else forecast.host(row.sig, row.phase))
+        op = seen.op_name(sig)
+        key = labels.key(row, op)
+        patterns = labels.patterns(row, op, key)
+        if "" in patterns and seen.ops[sig].category == "view":  # type: ignore[union-attr]
+            between.append(row)
+            continue
+        total = sum(patterns.values())
+        much = row.calls * (1.0 if forecast is None else forecast.host(sig, row.phase))
+        here = called[row[MODULE : PHASE + 1]]
         for pattern, times in patterns.items():
             part = 1 if times == total else Fraction(times, total)
-            called[row[MODULE : PHASE + 1]][pattern] += much * part
+            here[pattern] += much * part
             if not pattern:
                 continue
             entry = add(pattern, row, float(part))
-            entry["flops"] += row.calls * (seen.flops[row.sig] or (0, 0))[0] * part
-            if key is not None and (own := labels.anchors.get((pattern, key))) and row.phase != _BACKWARD:
+            entry["flops"] += row.calls * (seen.flops[sig] or (0, 0))[0] * part
+            if row.phase != _BACKWARD and (own := labels.anchors.get((pattern, key))):
                 entry["calls"] += row.calls * own
                 where[pattern] |= labels.at[pattern, key]
     for (pattern, which), (in_a_step, places) in labels.a_step.items():
