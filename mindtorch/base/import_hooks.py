@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["find_elsewhere", "forget", "is_asking", "when_loaded", "without_collecting"]
+__all__ = ["find_elsewhere", "forget", "is_asking", "loaded", "when_loaded", "without_collecting"]
 #: By name of a module: who waits for it, and what is then called with it.
 _waiting: dict[str, dict[Any, Callable[[Any], None]]] = {}
 
@@ -33,7 +34,7 @@ class _Asking(threading.local):
     """Who asks the others for which module: two that ask all others would ask each other for ever."""
 
     def __init__(self) -> None:
-        self.now: list[tuple[Any, str]] = []
+        self.now: list[tuple[Any, str, list[Any]]] = []  # and who has been asked already
 
 
 _asking = _Asking()
@@ -41,16 +42,23 @@ _asking = _Asking()
 
 def is_asking(finder: Any, name: str) -> bool:
     """Does this finder ask the others for the module now, in this thread?"""
-    return any(each is finder and wanted == name for each, wanted in _asking.now)
+    return any(each is finder and wanted == name for each, wanted, _asked in _asking.now)
 
 
 def find_elsewhere(finder: Any, name: str, path: Any = None, target: Any = None) -> Any:
-    """The spec that the finders other than this one find; None where there is none, or one of them asks back."""
+    """The spec that the finders other than this one find; None where there is none, or one of them asks back.
+
+    Of several that ask for a module, each asks those whom none before it has asked: else they would try all orders.
+    """
     if is_asking(finder, name):
         return None
-    _asking.now.append((finder, name))
+    asked: list[Any] = next((asked for _each, wanted, asked in _asking.now if wanted == name), [])
+    _asking.now.append((finder, name, asked))
     try:
         for other in list(sys.meta_path):
+            if any(other is each for each in asked):
+                continue
+            asked.append(other)
             find = getattr(other, "find_spec", None)
             spec = find(name, path, target) if find is not None else None  # this finder's own answer is None
             if spec is not None:
@@ -58,6 +66,20 @@ def find_elsewhere(finder: Any, name: str, path: Any = None, target: Any = None)
     finally:
         _asking.now.pop()
     return None
+
+
+def loaded(name: str) -> Any:
+    """The module; None where it is not there, or is still being loaded. What another thread loads is waited for."""
+    module = sys.modules.get(name)
+    if _is_being_loaded(module):
+        with contextlib.suppress(Exception):  # whatever its code raises: the program, which loads it, is told
+            importlib.import_module(name)
+        module = sys.modules.get(name)
+    return None if _is_being_loaded(module) else module
+
+
+def _is_being_loaded(module: Any) -> bool:
+    return getattr(getattr(module, "__spec__", None), "_initializing", False)
 
 
 class _Finder:
@@ -92,8 +114,8 @@ def when_loaded(name: str, then: Callable[[Any], None], who: Any = None) -> Call
 
     Gives what ends the waiting.
     """
-    if name in sys.modules:
-        then(sys.modules[name])
+    if (module := loaded(name)) is not None:
+        then(module)
         return lambda: None
     who = who or then
     _waiting.setdefault(name, {})[who] = then

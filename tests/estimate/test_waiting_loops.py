@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import pytest
@@ -189,3 +192,23 @@ def test_C4_what_a_mask_leaves_that_kept_all_is_nothing_in_a_loop(negated: Calla
     assert len(kept) == 1
     assert [len(part) for part in parts] == [6, 6]  # no loop has to end: the largest amount of work
     assert not any("loops waited" in text for text in estimator.report()["warnings"])
+
+
+def test_C4_threads_that_wait_at_once_do_not_parse_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPython 3.11 raised SystemError then: programs that ran without us failed in estimates."""
+    now, most, parse = [0], [0], ast.parse
+
+    def parsing(source: str) -> ast.Module:
+        now[0] += 1
+        most[0] = max(most[0], now[0])
+        try:
+            time.sleep(0.01)
+            return parse(source)
+        finally:
+            now[0] -= 1
+
+    monkeypatch.setattr(waiting_loops.ast, "parse", parsing)
+    waiting_loops._bodies.cache_clear()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: waiting_loops._bodies(__file__), range(4)))
+    assert most == [1] and found[0] == found[3] != []

@@ -34,6 +34,7 @@ __all__ = [
 log = logging.getLogger(__name__)
 _lock = threading.Lock()
 _installs = 0
+_PARTS = ((modules.patch, modules.unpatch), (phases.patch, phases.unpatch), (generation.install, generation.uninstall))
 
 
 def install() -> None:
@@ -42,10 +43,12 @@ def install() -> None:
     with _lock:
         if _installs == 0:
             _configure()
-            modules.patch()
-            phases.patch()
-            generation.install()
-            context.enter_stage(context.PHASES.index("other"))  # what was seen last is long over
+            with contextlib.ExitStack() as undo:  # of a part that fails, or is interrupted, nothing stays
+                for begin, end in _PARTS:
+                    undo.callback(end)
+                    begin()
+                context.enter_stage(context.PHASES.index("other"))  # what was seen last is long over
+                undo.pop_all()
         _installs += 1
 
 
@@ -57,9 +60,8 @@ def uninstall() -> None:
             return
         _installs -= 1
         if _installs == 0:
-            generation.uninstall()
-            phases.unpatch()
-            modules.unpatch()
+            for _begin, end in reversed(_PARTS):
+                end()
 
 
 def is_installed() -> bool:

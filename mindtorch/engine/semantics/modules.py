@@ -83,7 +83,7 @@ def patch() -> None:
 
 def unpatch() -> None:
     """Put torch's own function back, unless other code has wrapped ours in the meantime."""
-    if torch.nn.Module.__call__ is not _replacement:
+    if (torch.nn.Module, "__call__") in _held and torch.nn.Module.__call__ is not _replacement:
         log.warning("torch.nn.Module.__call__ was replaced by other code; module tracking stays underneath it")
     _held.undo()
     _tell_dynamo(_replacement, _original)

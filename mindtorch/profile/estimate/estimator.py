@@ -267,14 +267,12 @@ class Estimator(Run):
         self._end_stage(ledger.position(), name)
 
     def _on_mark(self, kind: str, at: int, which: int) -> None:
-        self._marks.append((WITH_GRADIENTS if kind == "enter" and torch.is_grad_enabled() else kind, at))
-        if kind == "enter":
-            self._on_host.called(which)
-        self.book.marked(kind)
-        if kind == "backward end":
-            peak.say_roles(self.registered)
-        else:
-            self._follow(kind, at, which)
+        with self._marking:
+            self._marks.append((WITH_GRADIENTS if kind == "enter" and torch.is_grad_enabled() else kind, at))
+            if kind == "enter":
+                self._on_host.called(which)
+            self.book.marked(kind)
+            peak.say_roles(self.registered) if kind == "backward end" else self._follow(kind, at, which)
         self.sampling.mark(kind, which)
 
     def _begin_stage(self, name: str, at: int) -> None:

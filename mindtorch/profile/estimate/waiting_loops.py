@@ -11,6 +11,7 @@ import ast
 import functools
 import linecache
 import sys
+import threading
 import types
 import warnings
 from collections.abc import Iterator
@@ -107,10 +108,14 @@ def _bodies(file: str) -> list[range]:
     return [range(loop.lineno, (loop.end_lineno or loop.lineno) + 1) for loop in loops]
 
 
+_parsing = threading.Lock()  # CPython 3.11 fails where two threads make syntax trees at once
+
+
 def _tree(file: str) -> ast.Module:
     """Empty, of a program that Python compiled from something else."""
     try:
-        return ast.parse("".join(linecache.getlines(file)))
+        with _parsing:
+            return ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
         return ast.Module([], [])
 

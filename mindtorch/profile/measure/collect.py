@@ -17,7 +17,8 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -63,6 +64,15 @@ def _of_triton(jit: Any) -> Iterable[Patch]:
     from mindtorch.patch.triton_kernels import counted  # few programs launch with it
 
     return counted(jit)
+
+
+@contextmanager
+def _between(begin: Callable[..., object], end: Callable[..., object], *args: Any) -> Iterator[None]:
+    begin(*args)
+    try:
+        yield
+    finally:
+        end(*args)
 
 
 class Mode(TorchDispatchMode, Collector):
@@ -132,7 +142,6 @@ class Profiler(Run):
         self.costs = calibrate.Costs(0, 0, 0)
         self.compiled = 0  # functions
         self.torch_profiles = 0  # how often the program started torch's own profiler
-        self._marking = threading.RLock()  # a program may run its iterations in any of its threads, or in several
         self._threads = Threads()
         self._held: dict[str, peak.Held] = {}  # by stage
         self._away, self._recording = times.Apart(), times.Apart()  # loading modules and compiling; from mark to mark
@@ -152,79 +161,81 @@ class Profiler(Run):
         finally:
             for profiler in outer:
                 profiler.collector.resume()
+        with ExitStack() as undo:  # of a profile that fails to begin, or is interrupted meanwhile, nothing stays
+            self._begin(undo, start)
+            self._undo = undo.pop_all()
+        return self
+
+    def _begin(self, undo: ExitStack, start: int) -> None:
+        """What ends it, the last first, is on `undo`."""
         self.npu = NpuOps(self.collector)
         self.devices = DeviceOps(self.collector)
         collector = self.collector
         collector.cost_in, collector.cost_out, collector.cost_module = self.costs
         self._frames = compiled_frames()
-        semantics.install()
-        peak.listening.append(collector.balance.mark)
-        self.registered.__enter__()
+        undo.enter_context(_between(semantics.install, semantics.uninstall))
+        undo.enter_context(_between(peak.listening.append, peak.listening.remove, collector.balance.mark))
+        undo.callback(self._last_look)
+        undo.enter_context(self.registered)
         if self._begun_ns is None:  # else the process began with this profile: it has no parameter yet
             self.registered.look()
-        owners.watching.append(collector.aside)
-        modules.add_listener(self._saw_root)
-        phases.add_listener(self._saw_optimizer)
+        undo.enter_context(_between(owners.watching.append, owners.watching.remove, collector.aside))
+        undo.enter_context(_between(modules.add_listener, modules.remove_listener, self._saw_root))
+        undo.enter_context(_between(phases.add_listener, phases.remove_listener, self._saw_optimizer))
         self._saw_what_is_there()
-        _active.add(self)
+        undo.enter_context(_between(_active.add, _active.discard, self))
         now = time.perf_counter_ns()
         begun = now if self._begun_ns is None else min(self._begun_ns + (now - start), now)
-        local.add_op_observer(collector.ran)
+        undo.enter_context(_between(local.add_op_observer, local.remove_op_observer, collector.ran))
         self._recorded = values.tape.n_recorded
         self._run_queue = RunQueue()
+        undo.callback(collector.stop)
         collector.start(begun)
         collector.end_import()  # torch, before this
         if self._stage != STAGES[0]:
             self._begun = self._began[self._stage] = begun
         self._compile_watch = CompileWatch(self._compiling)
+        undo.callback(self._compile_watch.stop)
         self._profiler_watch = ProfilerWatch(self.devices.give_way)
+        undo.callback(self._profiler_watch.stop)
         self._launches = Patches(yields=True)
+        undo.callback(self._launches.undo)
         self._launches.put_when_loaded("triton.runtime.jit", _of_triton)
         self._launches.put(of_reducers(collector.balance))
         self._launches.put(without_our_modes(self._compiling))
-        self._watch = ImportWatch(collector.begin_import, self._imported).__enter__()
+        self._watch = undo.enter_context(ImportWatch(collector.begin_import, self._imported))
         self._watch.found["torch"] = collector.imported
-        collector.__enter__()
-        self._child_watch = ChildWatch().__enter__()
-        self.loading.__enter__()
-        self._thread_watch = ThreadWatch(collector, self._thread_begins, self._thread_ends).__enter__()
+        undo.enter_context(collector)
+        self._child_watch = ChildWatch()
+        undo.callback(collector.sampler.stop)  # after the clock: its thread ends when it next wakes, milliseconds later
+        undo.callback(self._stop)
+        undo.enter_context(self._child_watch)
+        undo.enter_context(self.loading)
+        undo.enter_context(ThreadWatch(collector, self._thread_begins, self._thread_ends))
         collector.sampler.start()
-        self.lines.__enter__()
-        return self
+        undo.callback(self.sampling.close)
+        undo.enter_context(self.lines)
+
+    def _stop(self) -> None:
+        """The program's part ends here: what is taken back then is no time of its own."""
+        self.children = dict(self._child_watch.found)
+        self.devices.stop()
+        generation.over()  # while the collector hears of it
+        self.collector.stop()
+        self._queued.note(self.collector.stopped, self._run_queue.look())
+
+    def _last_look(self) -> None:
+        if self.collector.n_ops:
+            self.registered.look()
+        peak.say_roles(self.registered)
+        self.collector.balance.close()
 
     @under(_changing)
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.lines.__exit__(kind, error, trace)
-        self.sampling.close()
-        self._thread_watch.__exit__()
-        self.loading.__exit__()
-        self._child_watch.__exit__()
-        self.children = dict(self._child_watch.found)
-        self.devices.stop()
-        generation.over()  # while the collector hears of it
-        self.collector.stop()
-        self.collector.sampler.stop()  # after the clock: its thread ends when it next wakes, milliseconds later
-        self._queued.note(self.collector.stopped, self._run_queue.look())
-        self._watch.__exit__()
-        self._compile_watch.stop()
-        self._profiler_watch.stop()
-        self._launches.undo()
+        self._undo.close()
         self.torch_profiles = self._profiler_watch.started
-        self.collector.__exit__(kind, error, trace)
-        local.remove_op_observer(self.collector.ran)
-        _active.discard(self)
-        modules.remove_listener(self._saw_root)
-        owners.watching.remove(self.collector.aside)
-        phases.remove_listener(self._saw_optimizer)
-        self.registered.__exit__(kind, error, trace)
-        if self.collector.n_ops:
-            self.registered.look()
-        peak.say_roles(self.registered)
-        self.collector.balance.close()
-        peak.listening.remove(self.collector.balance.mark)
-        semantics.uninstall()
         self.interrupted = self.interrupted or (kind is not None and issubclass(kind, KeyboardInterrupt))
         self.compiled = compiled_frames() - self._frames
         self.book.refresh()
@@ -426,14 +437,12 @@ class Profiler(Run):
                 self._threads.ends(self._stage)
 
     def _saw_root(self, root: torch.nn.Module, path: int) -> None:
-        with self._marking:
-            if self._looks():
-                super()._saw_root(root, path)
+        if self._looks():
+            super()._saw_root(root, path)
 
     def _saw_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        with self._marking:
-            if self._looks():
-                super()._saw_optimizer(optimizer)
+        if self._looks():
+            super()._saw_optimizer(optimizer)
 
     def _looks(self) -> bool:
         """Not at what a profile within this one is made ready with, nor once all was seen that was asked for."""

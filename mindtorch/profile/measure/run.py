@@ -53,6 +53,7 @@ class Run:
         self.stepped: defaultdict[str, Counter[int]] = defaultdict(Counter)
         self.interrupted = False
         self.exit_code = 0
+        self._marking = threading.RLock()  # a program may run its iterations in any of its threads, or in several
         self.book = ModelBook()
         self.iterations = Iterations()
         self._loop = OneLoop()
@@ -97,15 +98,17 @@ class Run:
         raise NotImplementedError
 
     def _saw_root(self, root: torch.nn.Module, path: int) -> None:
-        self.book.add(root, path)
-        self.sampling.registered = self.registered.modules_made
-        self.sampling.saw_root(root, path)
-        self._take([*self.registered.roles(made_only=True), *peak.of_model(root)])
+        with self._marking:
+            self.book.add(root, path)
+            self.sampling.registered = self.registered.modules_made
+            self.sampling.saw_root(root, path)
+            self._take([*self.registered.roles(made_only=True), *peak.of_model(root)])
 
     def _saw_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """One that is about to step for the first time."""
-        self.book.trains(optimizer)
-        self._know_optimizer(optimizer)
+        with self._marking:
+            self.book.trains(optimizer)
+            self._know_optimizer(optimizer)
 
     def _know_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         real = all(p.is_floating_point() for group in optimizer.param_groups for p in group["params"])  # not complex

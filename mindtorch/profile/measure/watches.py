@@ -17,8 +17,8 @@ from mindtorch.profile.measure.peak import EXCHANGED
 
 def compiled_frames() -> int:
     """How many functions Dynamo has compiled so far, without importing it."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return 0 if dynamo is None else int(dynamo.counters["frames"]["ok"])
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)  # another thread may be importing it
+    return 0 if counters is None else int(counters["frames"]["ok"])
 
 
 class CompileWatch:

@@ -1,0 +1,135 @@
+"""C2: a profile that fails to begin, or is interrupted meanwhile, leaves nothing behind; how profiles find modules."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+import mindtorch
+from mindtorch.base.import_hooks import when_loaded
+from mindtorch.engine import semantics
+from mindtorch.profile import Profiler
+from mindtorch.profile.measure import collect, peak
+
+
+def _watching() -> list[Any]:
+    """What a profile puts in the place of other things, and where it says that it wants to be told."""
+    return [
+        torch.nn.Module.__call__, torch.autograd.graph._engine_run_backward, threading.Thread._bootstrap_inner,
+        subprocess.Popen.__init__, [*sys.meta_path], len(_get_current_dispatch_mode_stack()), [*collect._active],
+        [*peak.listening], semantics._installs, sys.getprofile(),
+    ]  # fmt: skip
+
+
+def _interrupts(code: CodeType, line: int) -> Callable[[FrameType, str, Any], Any]:
+    """A function for `sys.settrace` that interrupts the code at this line."""
+
+    def within(frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line" and frame.f_lineno == line:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return within
+
+    return lambda frame, _event, _arg: within if frame.f_code is code else None
+
+
+@pytest.mark.parametrize("function", [Profiler._begin, Profiler._stop, Profiler._last_look], ids=lambda f: f.__name__)
+def test_C2_a_profile_that_is_interrupted_at_any_line_leaves_nothing(function: Any) -> None:
+    code, model = function.__code__, torch.nn.Linear(2, 2)
+    before, traced, interrupted = _watching(), sys.gettrace(), 0
+    lines = sorted({line for _start, _end, line in code.co_lines() if line} - {code.co_firstlineno})
+    for line in lines:
+        try:
+            with Profiler() if function is not Profiler._begin else contextlib.nullcontext():
+                sys.settrace(_interrupts(code, line))
+                with Profiler() if function is Profiler._begin else contextlib.nullcontext():
+                    model(torch.ones(1, 2))
+        except KeyboardInterrupt:
+            interrupted += 1
+        finally:
+            sys.settrace(traced)
+        assert _watching() == before, line
+    assert interrupted >= len(lines) - 1  # one of a statement's lines may not be run
+    with mindtorch.profile() as profile:
+        model(torch.ones(1, 2))
+    assert {row["name"] for row in profile.report()["ops"]} >= {"aten::addmm", "aten::ones"}
+
+
+def test_L12_tracking_of_which_a_part_fails_to_begin_leaves_torch_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails() -> None:
+        raise MemoryError("no room")
+
+    assert not semantics.is_installed()
+    before, parts = torch.nn.Module.__call__, semantics._PARTS
+    for k, (_begin, end) in enumerate(parts):
+        with monkeypatch.context() as patch:
+            patch.setattr(semantics, "_PARTS", (*parts[:k], (fails, end), *parts[k + 1 :]))
+            with pytest.raises(MemoryError, match="no room"):
+                semantics.install()
+        assert torch.nn.Module.__call__ is before and not semantics.is_installed()
+    with mindtorch.profile() as profile:
+        torch.nn.Linear(2, 2)(torch.ones(1, 2))
+    assert profile.report()["totals"]["ops"] >= 2
+
+
+def test_C1_profiles_within_each_other_ask_each_finder_once_for_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Finder:
+        def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+            asked.append(name)
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder()])
+    with contextlib.ExitStack() as stack:
+        for _ in range(12):
+            stack.enter_context(mindtorch.profile())
+        with pytest.raises(ModuleNotFoundError):
+            __import__("no_such_module_anywhere")
+    # Each of ours is asked by Python, too, and asks those behind it again: none tries the others' orders.
+    assert 1 <= len(asked) <= 13
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_C1_what_another_thread_is_loading_is_waited_for(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    begun, goes_on, seen = threading.Event(), threading.Event(), []
+    (tmp_path / "slowly_loaded.py").write_text(
+        "import sys\nhere = sys.modules['__events__']\nhere.begun.set()\nassert here.goes_on.wait(60)\n"
+        + ("raise ImportError('no')" if fails else "value = 1\n")
+    )
+    events = type(sys)("__events__")
+    events.begun, events.goes_on = begun, goes_on
+    monkeypatch.setitem(sys.modules, "__events__", events)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", [importlib.machinery.PathFinder])
+
+    def loads() -> None:
+        with contextlib.suppress(ImportError):
+            __import__("slowly_loaded")
+
+    other = threading.Thread(target=loads)
+    other.start()
+    assert begun.wait(60)
+    waits = threading.Thread(target=lambda: when_loaded("slowly_loaded", lambda m: seen.append(getattr(m, "value", 0))))
+    waits.start()
+    assert seen == []
+    goes_on.set()
+    for thread in (other, waits):
+        thread.join(60)
+    try:
+        assert seen == ([] if fails else [1])
+    finally:
+        sys.modules.pop("slowly_loaded", None)
