@@ -66,22 +66,26 @@ def test_C2_a_profile_that_is_interrupted_at_any_line_leaves_nothing(function: A
 
 
 def test_L12_tracking_of_which_a_part_fails_to_begin_leaves_torch_as_it_was(
-    monkeypatch: pytest.MonkeyPatch,
+    after_torch: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    def fails() -> None:
-        raise MemoryError("no room")
-
-    assert not semantics.is_installed()
-    before, parts = torch.nn.Module.__call__, semantics._PARTS
-    for k, (_begin, end) in enumerate(parts):
-        with monkeypatch.context() as patch:
-            patch.setattr(semantics, "_PARTS", (*parts[:k], (fails, end), *parts[k + 1 :]))
-            with pytest.raises(MemoryError, match="no room"):
+    code = """
+        import torch, mindtorch
+        from mindtorch.engine import semantics
+        def fails():
+            raise MemoryError
+        before, parts = torch.nn.Module.__call__, semantics._PARTS
+        for k, (_begin, end) in enumerate(parts):
+            semantics._PARTS = (*parts[:k], (fails, end), *parts[k + 1 :])
+            try:
                 semantics.install()
-        assert torch.nn.Module.__call__ is before and not semantics.is_installed()
-    with mindtorch.profile() as profile:
-        torch.nn.Linear(2, 2)(torch.ones(1, 2))
-    assert profile.report()["totals"]["ops"] >= 2
+            except MemoryError:
+                print(torch.nn.Module.__call__ is before, semantics.is_installed())
+        semantics._PARTS = parts
+        with mindtorch.profile() as profile:
+            torch.nn.Linear(2, 2)(torch.ones(1, 2))
+        print(sorted(row["name"] for row in profile.report()["ops"] if row["name"] in ("aten::addmm", "aten::ones")))
+    """
+    assert after_torch(code).stdout.splitlines() == [*["True False"] * 3, "['aten::addmm', 'aten::ones']"]
 
 
 def test_C1_profiles_within_each_other_ask_each_finder_once_for_a_module(monkeypatch: pytest.MonkeyPatch) -> None:

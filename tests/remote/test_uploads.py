@@ -23,7 +23,8 @@ class Executor:
         self._failures: dict[int, MaterializationError] = {}
         self._epochs = [0, 0]
         self.gone: list[int] = []
-        self._known = self
+        self._known = self._mirrors = self
+        self.empty: list[int] = []
 
     def _ask(self, name: str, number: int, *given: Any, answer: Any, nbytes: int = 64) -> None:
         self.asked.append((name, number, *(len(each) if type(each) is bytes else each for each in given)))
@@ -40,6 +41,9 @@ class Executor:
 
     def _died(self, number: int) -> None:
         self.gone.append(number)
+
+    def without(self, number: int) -> None:
+        self.empty.append(number)
 
     def _untie(self, _home: Any) -> None:
         self.gone.append(0)
@@ -75,7 +79,7 @@ def test_R2_for_large_ones_it_is_asked_first_whether_there_is_memory(monkeypatch
     executor = Executor()
     executor.full = {1}
     assert sent(executor, (1, bytes(21))) == [("reserve", 1, 21), ("exchange",)]
-    assert executor._epochs == [9, 0] and executor.gone == [1, 0]
+    assert executor._epochs == [9, 0] and executor.gone == [1, 0] and executor.empty == [1]
     assert isinstance(executor._failures[9], torch.OutOfMemoryError)
     assert str(executor._failures[9]) == "no memory for 21 bytes on the worker: it is full"
 
