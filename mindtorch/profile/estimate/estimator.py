@@ -61,7 +61,7 @@ from mindtorch.profile.estimate.on_host import OnHost
 from mindtorch.profile.estimate.sampled_calls import SamplingEstimate
 from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.iterations import from_end_to_end
-from mindtorch.profile.measure.run import Run
+from mindtorch.profile.measure.run import Run, between
 from mindtorch.profile.report.forecast import Forecast
 from mindtorch.profile.report.recording import STAGES, Places, Recording, Repeated, Stage, furthest, of_the_loop
 from mindtorch.profile.report.rows import CALLS, PHASE, SIG, as_table, grouped, told_as
@@ -135,37 +135,39 @@ class Estimator(Run):
         self._beside: Counter[int] = Counter()  # calls in workers of DataLoaders, of the stage reported, by number
         self._differ = False  # random integers from those of a run
         self._on_host = OnHost(gpu)
-        self._host_time = HostTime()
+        self._host_time, self._runs = HostTime(), False
         self._timed: list[communication.Timed] = []  # collectives of the stage that is reported
-        self._stack = ExitStack()
 
     # ---- the block
 
     def __enter__(self) -> Estimator:
-        stack = self._stack
+        with ExitStack() as stack:  # of an estimate that fails to begin, or is interrupted meanwhile, nothing stays
+            self._begin(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def _begin(self, stack: ExitStack) -> None:
         if not gc.get_freeze_count():
             gc.freeze()  # looking for garbage among a million objects of imported modules takes longer than many a run
             stack.callback(gc.unfreeze)
         stack.enter_context(estimating(self._accelerator, self.assume, self.cluster, self.balanced))
         self.children = stack.enter_context(ChildWatch()).found
-        semantics.install()
-        stack.callback(semantics.uninstall)
+        stack.enter_context(between(semantics.install, semantics.uninstall))
         stack.enter_context(self.registered)
         for listener in (self._saw_root, compiling.saw_root):
-            modules.add_listener(listener)
-            stack.callback(modules.remove_listener, listener)
+            stack.enter_context(between(modules.add_listener, modules.remove_listener, listener))
         self._started = time.perf_counter_ns()
+        stack.callback(ledger.close)
         ledger.open(values.tape, self._on_mark, scratch.SHRINKING)
+        stack.callback(lambda: self._close() if self._runs else None)
         if self.oom == "raise" and self._accelerator is not None:
             out_of_memory.limit(self._accelerator)
-        stack.callback(self._close)
         stack.enter_context(self._host_time)
         data_loading.on_fetch(self._host_time.loads)
         stack.enter_context(self.lines)
-        phases.add_listener(self._saw_optimizer)
-        stack.callback(phases.remove_listener, self._saw_optimizer)
+        stack.enter_context(between(phases.add_listener, phases.remove_listener, self._saw_optimizer))
         self._saw_what_is_there()
-        return self
+        self._runs = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

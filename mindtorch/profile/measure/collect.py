@@ -17,8 +17,8 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
@@ -46,7 +46,7 @@ from mindtorch.profile.measure.collector_callbacks import ASKED, count, describe
 from mindtorch.profile.measure.device_ops import DeviceOps
 from mindtorch.profile.measure.imports import ImportWatch
 from mindtorch.profile.measure.npu_ops import NpuOps
-from mindtorch.profile.measure.run import Run
+from mindtorch.profile.measure.run import Run, between
 from mindtorch.profile.measure.run_queue import RunQueue
 from mindtorch.profile.measure.sampling import SamplingProfile
 from mindtorch.profile.measure.started_workers import Loading
@@ -64,15 +64,6 @@ def _of_triton(jit: Any) -> Iterable[Patch]:
     from mindtorch.patch.triton_kernels import counted  # few programs launch with it
 
     return counted(jit)
-
-
-@contextmanager
-def _between(begin: Callable[..., object], end: Callable[..., object], *args: Any) -> Iterator[None]:
-    begin(*args)
-    try:
-        yield
-    finally:
-        end(*args)
 
 
 class Mode(TorchDispatchMode, Collector):
@@ -173,20 +164,20 @@ class Profiler(Run):
         collector = self.collector
         collector.cost_in, collector.cost_out, collector.cost_module = self.costs
         self._frames = compiled_frames()
-        undo.enter_context(_between(semantics.install, semantics.uninstall))
-        undo.enter_context(_between(peak.listening.append, peak.listening.remove, collector.balance.mark))
+        undo.enter_context(between(semantics.install, semantics.uninstall))
+        undo.enter_context(between(peak.listening.append, peak.listening.remove, collector.balance.mark))
         undo.callback(self._last_look)
         undo.enter_context(self.registered)
         if self._begun_ns is None:  # else the process began with this profile: it has no parameter yet
             self.registered.look()
-        undo.enter_context(_between(owners.watching.append, owners.watching.remove, collector.aside))
-        undo.enter_context(_between(modules.add_listener, modules.remove_listener, self._saw_root))
-        undo.enter_context(_between(phases.add_listener, phases.remove_listener, self._saw_optimizer))
+        undo.enter_context(between(owners.watching.append, owners.watching.remove, collector.aside))
+        undo.enter_context(between(modules.add_listener, modules.remove_listener, self._saw_root))
+        undo.enter_context(between(phases.add_listener, phases.remove_listener, self._saw_optimizer))
         self._saw_what_is_there()
-        undo.enter_context(_between(_active.add, _active.discard, self))
+        undo.enter_context(between(_active.add, _active.discard, self))
         now = time.perf_counter_ns()
         begun = now if self._begun_ns is None else min(self._begun_ns + (now - start), now)
-        undo.enter_context(_between(local.add_op_observer, local.remove_op_observer, collector.ran))
+        undo.enter_context(between(local.add_op_observer, local.remove_op_observer, collector.ran))
         self._recorded = values.tape.n_recorded
         self._run_queue = RunQueue()
         undo.callback(collector.stop)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +34,16 @@ def check_iterations(who: str, warmup: int, steps: int | None, unlimited: bool =
         raise TypeError(f"[{who}] expected whole numbers for warmup and steps, got {warmup!r} and {steps!r}")
     if warmup < 0 or (steps is not None and steps < 1):
         raise ValueError(f"[{who}] expected warmup >= 0 and steps >= 1, got {warmup} and {steps}")
+
+
+@contextmanager
+def between(begin: Callable[..., object], end: Callable[..., object], *args: Any) -> Iterator[None]:
+    """``begin(*args)``, and ``end(*args)`` after the block."""
+    begin(*args)
+    try:
+        yield
+    finally:
+        end(*args)
 
 
 class Run:
