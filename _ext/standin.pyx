@@ -8,8 +8,12 @@ from cpython.object cimport PyObject
 from libc.stdint cimport uintptr_t
 
 
-cdef inline size_t place_of(const PyObject *value, size_t mask) noexcept:
-    return (<uintptr_t> value >> 4) & mask
+cdef inline size_t place_of(const PyObject *value, PyObject **sought, size_t mask) noexcept:
+    """Where the object is in the table `sought`, or the empty place where it belongs."""
+    cdef size_t i = (<uintptr_t> value >> 4) & mask
+    while sought[i] != NULL and sought[i] != value:
+        i = (i + 1) & mask
+    return i
 
 
 cdef bint has_one(dict names, PyObject **sought, size_t mask) noexcept:
@@ -17,13 +21,9 @@ cdef bint has_one(dict names, PyObject **sought, size_t mask) noexcept:
     cdef PyObject *name
     cdef PyObject *value
     cdef Py_ssize_t at = 0
-    cdef size_t i
     while PyDict_Next(names, &at, &name, &value):
-        i = place_of(value, mask)
-        while sought[i] != NULL:
-            if sought[i] == value:
-                return True
-            i = (i + 1) & mask
+        if sought[place_of(value, sought, mask)] != NULL:
+            return True
     return False
 
 
@@ -34,7 +34,7 @@ def holders(dict standing, tuple besides):
     """
     cdef list found = []
     cdef dict names
-    cdef size_t mask = 255, i
+    cdef size_t mask = 255
     while mask < <size_t> 4 * len(standing):
         mask = 2 * mask + 1
     cdef PyObject **sought = <PyObject **> PyMem_Calloc(mask + 1, sizeof(PyObject *))
@@ -42,20 +42,14 @@ def holders(dict standing, tuple besides):
         raise MemoryError
     try:
         for original in standing:
-            i = place_of(<PyObject *> original, mask)
-            while sought[i] != NULL:
-                i = (i + 1) & mask
-            sought[i] = <PyObject *> original
+            sought[place_of(<PyObject *> original, sought, mask)] = <PyObject *> original
         for called, module in list(sys.modules.items()):
             if not PyModule_Check(module) or called in besides:
                 continue
             names = <dict> PyModule_GetDict(module)
             if has_one(names, sought, mask):
                 for name, value in names.copy().items():      # finalizers may run, and change it
-                    i = place_of(<PyObject *> value, mask)
-                    while sought[i] != NULL and sought[i] != <PyObject *> value:
-                        i = (i + 1) & mask
-                    if sought[i] != NULL:
+                    if sought[place_of(<PyObject *> value, sought, mask)] != NULL:
                         found.append((module, name, standing[value]))
     finally:
         PyMem_Free(sought)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["find_elsewhere", "forget", "is_asking", "loaded", "when_loaded", "without_collecting"]
+__all__ = ["find_elsewhere", "forget", "is_asking", "when_loaded", "without_collecting"]
 #: By name of a module: who waits for it, and what is then called with it.
 _waiting: dict[str, dict[Any, Callable[[Any], None]]] = {}
 
@@ -68,7 +68,7 @@ def find_elsewhere(finder: Any, name: str, path: Any = None, target: Any = None)
     return None
 
 
-def loaded(name: str) -> Any:
+def _loaded(name: str) -> Any:
     """The module; None where it is not there, or is still being loaded. What another thread loads is waited for."""
     module = sys.modules.get(name)
     if _is_being_loaded(module):
@@ -114,7 +114,7 @@ def when_loaded(name: str, then: Callable[[Any], None], who: Any = None) -> Call
 
     Gives what ends the waiting.
     """
-    if (module := loaded(name)) is not None:
+    if (module := _loaded(name)) is not None:
         then(module)
         return lambda: None
     who = who or then
