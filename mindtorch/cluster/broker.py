@@ -94,12 +94,14 @@ class Broker:
         self, address: str | None, folder: str | None, cpus: int, gpus: int, memory: int, path: list[str],
         environment: dict[str, Any] | None, who: dict[str, str],
     ) -> dict[str, Any]:  # fmt: skip
+        if folder is not None:
+            private_cluster.make(folder)
+            self._folder = folder
         import ray
         import ray._private.node as node
         import ray._private.utils as utils
         import ray._private.worker as worker
 
-        self._folder = folder
         # What Ray tells of other processes' ends is not for the program, which is told once, in our words.
         worker.listen_error_messages = lambda *args: None
         if address is None:
@@ -249,7 +251,7 @@ class Broker:
         """Nobody is there any more, or it is of no use."""
         self._ending.set()
         threading.excepthook = lambda _args: None  # calls of Ray that this ends raise, and nobody listens
-        closing = threading.Timer(10, os._exit, (1,))  # Ray's own threads may wait for what is gone
+        closing = threading.Timer(10, self._leave, (1,))  # Ray's own threads may wait for what is gone
         closing.daemon = True
         closing.start()
         try:
@@ -258,9 +260,12 @@ class Broker:
 
                 ray.shutdown()
         finally:
-            if self._folder is not None:
-                private_cluster.clear(self._folder, os.getsid(0))
-            os._exit(code)
+            self._leave(code)
+
+    def _leave(self, code: int) -> None:
+        if self._folder is not None:
+            private_cluster.clear(self._folder, os.getsid(0))
+        os._exit(code)
 
 
 def _by_client(address: str | None) -> bool:

@@ -12,19 +12,33 @@ import time
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["answers", "clear", "environment", "joining", "own_address", "private_folder", "store", "without_services"]
+__all__ = [
+    "answers",
+    "clear",
+    "environment",
+    "joining",
+    "make",
+    "own_address",
+    "private_folder",
+    "store",
+    "without_services",
+]
 
 # Names of sockets have at most 107 bytes, and Ray's session adds "/r/session_<26>_<pid>/sockets/plasma_store" and more.
 _LONGEST = 36
 
 
 def private_folder() -> str:
-    """A new folder that nobody else can look into: Ray's own below it would be open to all."""
+    """The name of a new folder, which `make` makes. Whoever makes it removes it: a program that is killed does not."""
     for parent in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
-        if len(parent) <= _LONGEST - len("/genie-12345678"):
-            with suppress(OSError):
-                return tempfile.mkdtemp(prefix="genie-", dir=parent)
+        if len(parent) <= _LONGEST - len("/genie-12345678") and os.access(parent, os.W_OK | os.X_OK):
+            return os.path.join(parent, f"genie-{secrets.token_hex(4)}")
     raise OSError(f"expected a folder for temporary files with a name of at most 20 bytes, got {tempfile.gettempdir()}")
+
+
+def make(folder: str) -> None:
+    """Make it, so that nobody else can look into it: Ray's own below it would be open to all."""
+    os.mkdir(folder, 0o700)
 
 
 def environment(given: dict[str, str]) -> dict[str, str]:
