@@ -10,7 +10,7 @@ One file: calls, writes and reads must agree, request by request, on which copie
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -32,15 +32,16 @@ from .failures import Outcome
 from .generator_states import GeneratorStates
 from .host_fallback import bytes_of, run_here
 from .kept_values import KeptValues
-from .mirrors import META, Mirrors, as_bytes, view
+from .mirrors import META, Mirrors, as_bytes, sendable, view
 from .one_thread import one_thread_at_a_time
 from .reads import Reads, plain_bytes
 from .replies import NEW_STORAGES, check_run
 from .sent_segments import SentSegments
 from .shared_storages import SharedStorages
 from .small_values import Known, comes_unasked
+from .speculation import HARMLESS, Speculation, described
 from .uploads import Uploads
-from .wire import HERE, Reference, WireError, dumps
+from .wire import WireError, dumps
 from .worker import ERRORS
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class RemoteExecutor(Session, SharedStorages):
         self._mirrors = Mirrors(self._died)
         SharedStorages.__init__(self)
         self._told = SentSegments(self._ask)
+        self._speculation = Speculation(self)
         self._expected: set[int] = set()  # storages that will come unasked, and have not been written since
         self._small: list[int] = []  # storages that the next message may make, and that are to come unasked
         self._alive = self._mirrors.alive
@@ -82,6 +84,14 @@ class RemoteExecutor(Session, SharedStorages):
         """Start the worker now (otherwise, the first message starts it), and return."""
 
     # ---- messages ----------------------------------------------------------------------------------------------------
+    def _ask(self, *request: Any, answer: Callable[[Any], None] | None = None, nbytes: int = 64) -> None:
+        if request[0] not in HARMLESS:
+            self._speculation.other()
+        super()._ask(*request, answer=answer, nbytes=nbytes)
+
+    def _wait(self) -> None:
+        self._speculation.wait(self._exchange)
+
     def _closing(self) -> list[tuple]:
         """Requests, and who wants the answers, that go with every message."""
         found: list[tuple] = []
@@ -109,8 +119,8 @@ class RemoteExecutor(Session, SharedStorages):
 
     @property
     def overlaps(self) -> bool:  # type: ignore[override]
-        """True after a read that has waited, when the worker has nothing to do."""
-        waits, before = self.stats["waits"], self._went_on
+        """True after a read that has waited, or would have, when the worker has nothing to do."""
+        waits, before = self.stats["waits"] + self._speculation.answered, self._went_on
         self._went_on = waits
         return self._post is not None and waits != before and not local.is_observed()
 
@@ -237,12 +247,18 @@ class RemoteExecutor(Session, SharedStorages):
         exact = plan.exact
         self._states.forget(plan.draws)
         self.stats["plans"] = self._told.plans
-        base = self._mirrors.fresh(encoded.n_outputs)
         numbers = memoryview(encoded.numbers).cast("q")
         storages: dict[int, int] = {}  # slot -> number
         for k, (mirror, (_value, root)) in enumerate(zip(read, encoded.given, strict=True)):
             numbers[k] = storages[root] = self._mirrors.number_of(mirror)
-        positions, values = self._told.changes(encoded)
+        timed = local.is_observed()
+        settings = self._news("run")
+        guess = self._speculation.take(plan, encoded.numbers, not (timed or settings))
+        if guess is None:
+            base = self._mirrors.fresh(encoded.n_outputs)
+            positions, values = self._told.changes(encoded)
+        else:
+            base = guess.run.base
         written = [storages[root] for root in encoded.written if root in storages]
         for number in written:
             self._reads.forget(number)
@@ -256,6 +272,9 @@ class RemoteExecutor(Session, SharedStorages):
             for number in given:  # their reply would come before that to the question of the read
                 self._arrive(number)
         self._known.run(encoded, exact, given, written, base)
+        if guess is not None:
+            self._speculation.learn(guess)
+        n_small = len(self._small)
         made = self._made(encoded, base)
         views = [(slot, k, weakref.ref(made[slot])) for slot, _, k, *_ in encoded.kept[encoded.n_own :]]
 
@@ -282,14 +301,21 @@ class RemoteExecutor(Session, SharedStorages):
             if without or lost:
                 Outcome(encoded, base, views, failures, without, lost).tell(self._mirrors, self._failures)
 
-        timed = local.is_observed()
+        if guess is not None:
+            segment.settle(made)
+            answer(guess.reply)
+            self._speculation.ran(guess.run)
+            return
         if timed:
             self._no_lineage()  # times are never the same
-        settings = self._news("run")
         request = ("run", plan.number, base, positions, values, timed)
         segment.settle(made, [(self._line[-1].requests, [*settings, (request, answer)])])
         self._told_settings(settings)
         self._grown(32 + len(positions) + len(values))
+        if written or timed or self.among is not None:
+            self._speculation.other()
+        else:
+            self._speculation.ran(described(plan, encoded, base, [n - base for n in self._small[n_small:]]))
         if timed:
             self._exchange()
 
@@ -323,8 +349,8 @@ class RemoteExecutor(Session, SharedStorages):
         self._take()
         try:
             name = functions.name_of(info)
-            sent = tuple(_sendable(a, referred) for a in args)
-            named = {key: _sendable(a, referred) for key, a in kwargs.items()}
+            sent = tuple(sendable(a, referred) for a in args)
+            named = {key: sendable(a, referred) for key, a in kwargs.items()}
             dumps((sent, named))
             given = [t for _place, t in referred.values()]
             described = [self._mirrors.describe(mirror) for mirror in given]
@@ -476,20 +502,3 @@ class RemoteExecutor(Session, SharedStorages):
 def _error(kind: str, text: str) -> Exception:
     known = ERRORS.get(kind)
     return RuntimeError(f"{kind}: {text}") if known is None else known(text)
-
-
-def _sendable(a: Any, given: dict[int, tuple[int, torch.Tensor]]) -> Any:
-    """An argument of a call as it goes into a message. Its tensors go into ``given``, by id and with their place there:
-    each once, as a call may resize what it reads.
-    """
-    if isinstance(a, torch.Tensor):
-        if a.device != META:
-            raise WireError(f"expected the meta tensor that mirrors a remote value, got a tensor on {a.device}")
-        return Reference(given.setdefault(id(a), (len(given), a))[0], a.requires_grad)
-    if isinstance(a, torch.device):
-        return HERE if a == META else a
-    if type(a) in (tuple, list):
-        return type(a)(_sendable(item, given) for item in a)
-    if isinstance(a, slice):
-        return slice(*(_sendable(part, given) for part in (a.start, a.stop, a.step)))
-    return a

@@ -61,7 +61,7 @@ class Reads:
                 self._session._ask("fetch", each, answer=functools.partial(found.__setitem__, k))
         if asked:
             self._read_ahead(asked)
-            self._session._exchange()
+            self._session._wait()
         return [
             self._plain(each, *found[k]) if k in found else self._on(copies[each[0]], each)
             for k, each in enumerate(described)
@@ -105,7 +105,7 @@ class Reads:
         asked = [number for number in numbers if number not in held and number not in answers]
         if asked:
             self._read_ahead(asked)
-            self._session._exchange()
+            self._session._wait()
         for number, (kind, found) in answers.items():
             self._check(kind, found)
             self._keep(number, found)

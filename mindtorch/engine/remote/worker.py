@@ -59,6 +59,7 @@ class Worker(HeldStorages):
     ) -> None:  # fmt: skip
         self._local = LocalExecutor(device)
         super().__init__(self._local.device, parcels, folders, memory)
+        self._before: dict[int, dict[int, torch.Tensor]] = {}  # states of generators, by the base of what ran ahead
         self._definitions: list[Definition] = []
         self._plans: list[Plan] = []
         self._over = False  # was a message refused? Nobody knows what another one is about then
@@ -139,6 +140,34 @@ class Worker(HeldStorages):
         records did not run, or failed; and (calls by a shorter way, calls in place, their bytes,
         calls without Python).
         """
+        self._before.clear()
+        return self._ran(number, base, positions, changed, timed)
+
+    def speculate(self, number: int, base: int, positions: bytes, changed: bytes) -> tuple | None:
+        """`run` what the program is likely to ask for next. None where it cannot be run: that is no error."""
+        draws = {step.definition.random for step in self._plans[number].steps} - {-1}
+        self._before[base] = {index: self._local.state(index).clone() for index in draws}
+        refused = base in self._checks.refused
+        self._checks.refused.discard(base)
+        try:
+            if not refused:
+                return self._ran(number, base, positions, changed, False)
+        except WireError:  # what it is given was not computed as told
+            pass
+        return self._not_speculated("", number, base, positions, changed)
+
+    def _not_speculated(self, _why: str, number: int, _base: int, positions: bytes, changed: bytes) -> None:
+        """It has not run. The plan has its numbers nevertheless: the next ones are told as what differs from them."""
+        self._plans[number].change(positions, changed)
+        self._plans[number].did_not_run()
+
+    def undo(self, base: int) -> None:
+        """Let generators be as they were before this was run ahead, if it was."""
+        for index, state in self._before.get(base, {}).items():
+            self._local.set_state(index, state)
+        self._before.clear()
+
+    def _ran(self, number: int, base: int, positions: bytes, changed: bytes, timed: bool) -> tuple:
         plan = self._plans[number]
         plan.change(positions, changed)
         described = plan.described()
@@ -378,7 +407,9 @@ class Worker(HeldStorages):
 
 
 #: Requests that make values, or take next to no memory; all others may take what is set aside.
-_HOLDING = frozenset({"call", "copy", "fill", "free", "give", "reserve", "run", "seen", "small", "take", "upload"})
+_HOLDING = frozenset(
+    {"call", "copy", "fill", "free", "give", "reserve", "run", "seen", "small", "speculate", "take", "upload"}
+)
 #: What a request is answered with where there is no memory for it, given why. Others must not fail.
 _WITHOUT_MEMORY: dict[str, Callable[..., Any]] = {
     "call": lambda _worker, why, *_given: ("raised", OUT_OF_MEMORY, why),
@@ -386,6 +417,7 @@ _WITHOUT_MEMORY: dict[str, Callable[..., Any]] = {
     "fetch": lambda _worker, why, _described: ("memory", why),
     "run": Worker._run_without_memory,
     "small": lambda _worker, _why, numbers: [None] * len(numbers),
+    "speculate": Worker._not_speculated,
     "storage": lambda _worker, why, _number: ("memory", why),
 }
 
