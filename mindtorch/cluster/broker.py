@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import os
+import select
 import signal
 import socket
 import sys
@@ -97,6 +98,40 @@ class Broker:
         if folder is not None:
             private_cluster.make(folder)
             self._folder = folder
+            self._guard(folder)
+        open_ = threading.Event()
+        threading.Thread(target=self._leave_with_the_program, args=(open_,), daemon=True).start()
+        try:
+            return self._opened(address, folder, cpus, gpus, memory, path, environment, who)
+        finally:
+            open_.set()
+
+    def _leave_with_the_program(self, open_: threading.Event) -> None:
+        """End if the program does before Ray has started, which takes seconds: nobody reads the socket until then."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLHUP)
+        while not open_.is_set():
+            if poll.poll(200) and not open_.is_set():
+                os._exit(1)
+
+    def _guard(self, folder: str) -> None:
+        """Have a process that removes the folder when this one has ended, however it does."""
+        ended, self._goes_on = os.pipe()  # no other process has the second: they are started without
+        if os.fork():
+            os.close(ended)
+            return
+        try:
+            for first, last in ((3, ended), (ended + 1, os.sysconf("SC_OPEN_MAX"))):
+                os.closerange(first, last)
+            os.read(ended, 1)
+            private_cluster.clear(folder, os.getsid(0))
+        finally:
+            os._exit(0)
+
+    def _opened(
+        self, address: str | None, folder: str | None, cpus: int, gpus: int, memory: int, path: list[str],
+        environment: dict[str, Any] | None, who: dict[str, str],
+    ) -> dict[str, Any]:  # fmt: skip
         import ray
         import ray._private.node as node
         import ray._private.utils as utils
@@ -251,7 +286,7 @@ class Broker:
         """Nobody is there any more, or it is of no use."""
         self._ending.set()
         threading.excepthook = lambda _args: None  # calls of Ray that this ends raise, and nobody listens
-        closing = threading.Timer(10, self._leave, (1,))  # Ray's own threads may wait for what is gone
+        closing = threading.Timer(10, os._exit, (1,))  # Ray's own threads may wait for what is gone
         closing.daemon = True
         closing.start()
         try:
@@ -260,12 +295,7 @@ class Broker:
 
                 ray.shutdown()
         finally:
-            self._leave(code)
-
-    def _leave(self, code: int) -> None:
-        if self._folder is not None:
-            private_cluster.clear(self._folder, os.getsid(0))
-        os._exit(code)
+            os._exit(code)
 
 
 def _by_client(address: str | None) -> bool:
