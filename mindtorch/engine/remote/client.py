@@ -28,7 +28,7 @@ from ..execute.values import is_awaited
 from ..record.arguments import quiet, tensors_in
 from . import functions
 from .exchange import Post, Send, Session, again
-from .failures import Outcome
+from .failures import Outcome, error_of
 from .generator_states import GeneratorStates
 from .host_fallback import bytes_of, run_here
 from .kept_values import KeptValues
@@ -38,11 +38,10 @@ from .reads import Reads, plain_bytes
 from .replies import NEW_STORAGES, check_run
 from .sent_segments import SentSegments
 from .shared_storages import SharedStorages
-from .small_values import Known, comes_unasked
+from .small_values import Known, Operands, comes_unasked
 from .speculation import HARMLESS, Speculation, described
 from .uploads import Uploads
 from .wire import WireError, dumps
-from .worker import ERRORS
 
 if TYPE_CHECKING:
     from .spread import SpreadExecutor
@@ -77,6 +76,7 @@ class RemoteExecutor(Session, SharedStorages):
         self._expected: set[int] = set()  # storages that will come unasked, and have not been written since
         self._small: list[int] = []  # storages that the next message may make, and that are to come unasked
         self._alive = self._mirrors.alive
+        self._operands = Operands(self.adopt, self._mirrors.number_of, self._alive)
         self._states, self._swapped_in = GeneratorStates(self), set[int]()
         self._reads = Reads(self, self._mirrors, self._known, self._failures, self._arrive)
 
@@ -162,6 +162,9 @@ class RemoteExecutor(Session, SharedStorages):
             made.append(view(storage, t.dtype, t.shape, t.stride(), t.storage_offset(), _core.view_bits(t)))
         return made
 
+    def adopt_operand(self, tensor: torch.Tensor, index: int = 0) -> torch.Tensor:
+        return self._operands.of(tensor)
+
     def _upload(self, home: torch.UntypedStorage) -> torch.UntypedStorage:
         number = self._mirrors.fresh()
         data = bytes_of(home)
@@ -173,6 +176,7 @@ class RemoteExecutor(Session, SharedStorages):
     def _changed(self, number: int) -> None:
         """What is in a storage there may be other than what is known here."""
         self._expected.discard(number)
+        self._operands.forget(number)
         self._died(number)
 
     def _died(self, number: int) -> None:
@@ -264,6 +268,7 @@ class RemoteExecutor(Session, SharedStorages):
             self._reads.forget(number)
             self._expected.discard(number)
             self._uploads.contents.forget(number)
+            self._operands.forget(number)
             if self.among is not None:
                 self.among.changes(self, number)
         given = list(numbers[: len(encoded.given)])
@@ -296,15 +301,15 @@ class RemoteExecutor(Session, SharedStorages):
                 _core.correct_output(sig, output, like)
             for k, number, kind, text in failures:
                 name, _sig, module, location, _phase = encoded.origin(k)
-                self._failures[number] = triggers.told(name, module, location, _error(kind, text))
+                self._failures[number] = triggers.told(name, module, location, error_of(kind, text))
                 self._epochs[0] = number
             if without or lost:
                 Outcome(encoded, base, views, failures, without, lost).tell(self._mirrors, self._failures)
 
         if guess is not None:
-            segment.settle(made)
+            segment.settle(made, [(self._speculation.taken, [guess])])
             answer(guess.reply)
-            self._speculation.ran(guess.run)
+            self._speculation.was_right(guess)
             return
         if timed:
             self._no_lineage()  # times are never the same
@@ -369,7 +374,7 @@ class RemoteExecutor(Session, SharedStorages):
         if kind == "cannot":
             return self._call_here(info, args, kwargs, draws)
         if kind == "raised":
-            raise _error(*found)
+            raise error_of(*found)
         results, changed, raised = found
         storages = {d[0]: mirror.untyped_storage() for d, mirror in zip(described, given, strict=True)}
         with quiet():
@@ -380,7 +385,7 @@ class RemoteExecutor(Session, SharedStorages):
                     torch._C._set_conj(given[k], like.is_conj())
                     torch._C._set_neg(given[k], like.is_neg())
         if raised is not None:
-            raise _error(*raised[1:])
+            raise error_of(*raised[1:])
         return self._taken(results, given, storages)
 
     def _taken(self, result: tuple, given: list[torch.Tensor], storages: dict[int, Any]) -> Any:
@@ -497,8 +502,3 @@ class RemoteExecutor(Session, SharedStorages):
     def seed(self, seed: int, besides: Sequence[int] = ()) -> None:
         if self._lost is None:  # else nobody draws any more; the workers of a DataLoader begin with it
             self._states.seed(seed, besides)
-
-
-def _error(kind: str, text: str) -> Exception:
-    known = ERRORS.get(kind)
-    return RuntimeError(f"{kind}: {text}") if known is None else known(text)

@@ -32,7 +32,7 @@ __all__ = ["HARMLESS", "Guess", "Speculation"]
 HARMLESS = frozenset({"digest", "fetch", "free", "seen", "small", "speculate", "storage", "undo"})
 
 _PERIOD = 8  # runs in a step of a loop, at most
-_AHEAD = 8  # steps that are run ahead, at most
+_AHEAD = 10  # steps that are run ahead, at most
 _ROOM = 64 << 20  # bytes of all outputs of these
 _LIKELY = 16  # steps after which a loop ends, where nothing else is known
 _PATIENCE = 32  # runs that are watched after a guess that did not pay, the first time
@@ -85,6 +85,7 @@ class Speculation:
         self._period = 0  # runs back to the one with the same plan
         self._right = 0  # runs in a row that would have been guessed right
         self._guesses: deque[Guess] = deque()
+        self.taken: list[Guess] = []  # the first of them, which are what the program has asked for
         self._steps = 1  # to run ahead the next time
         self._alone: deque[float] = deque(maxlen=4)  # seconds of the last waits with no guess
         self._patience, self._rest = _PATIENCE, 0
@@ -98,20 +99,29 @@ class Speculation:
         self._right = 0
 
     def take(self, plan: Sent, numbers: bytearray, as_before: bool) -> Guess | None:
-        """The guess that is what the program asks for now. as_before: is that under the settings of the last time?"""
-        if not self._guesses:
+        """The guess that is what the program asks for now; it is over once it is in `taken`. as_before: is what the
+        program asks for under the settings of the last time?"""
+        guesses = self._guesses
+        for guess in self.taken:
+            if guesses and guesses[0] is guess:
+                guesses.popleft()
+        self.taken.clear()
+        if not guesses:
             return None
-        guess = self._guesses[0]
+        guess = guesses[0]
         if as_before and guess.reply is not None and guess.run.plan is plan and guess.run.numbers.tobytes() == numbers:
-            self._guesses.popleft()
-            self._any_right = True
-            self.answered += guess.ends
-            if not self._guesses:  # all of them were right
-                self._steps = min(2 * self._steps, _AHEAD)
-                self._patience = _PATIENCE
             return guess
         self._forget()
         return None
+
+    def was_right(self, guess: Guess) -> None:
+        """It has been taken."""
+        self._any_right = True
+        self.answered += guess.ends
+        if guess is self._guesses[-1]:  # all of them were
+            self._steps = min(2 * self._steps, _AHEAD)
+            self._patience = _PATIENCE
+        self.ran(guess.run)
 
     def learn(self, guess: Guess) -> None:
         """Its small values are those of the program's tensors now."""
@@ -186,7 +196,8 @@ class Speculation:
         if self._rest:
             self._rest -= 1
             return 0
-        if self._guesses or not period or self._right < period or len(runs) < 2 * period or not self._alone:
+        over = len(self.taken) == len(self._guesses)
+        if not over or not period or self._right < period or len(runs) < 2 * period or not self._alone:
             return 0
         nbytes = sum(run.nbytes for run in list(runs)[-period:])
         steps = min(self._steps, _ROOM // max(nbytes, 1))
@@ -204,6 +215,8 @@ class Speculation:
             if guess.run.small:
                 entries.append((("small", [guess.run.base + k for k in guess.run.small]), guess.learn))
         self._any_right = False
+        self._guesses.clear()
+        self.taken.clear()
         self._guesses.extend(guesses)  # first: a signal handler may raise in between
         self._executor._line[-1].requests.extend(entries)
         return steps
@@ -237,22 +250,23 @@ class Speculation:
         def answer(given: Any) -> None:
             if given is not None and given[0]:  # it failed: nobody else will be told
                 self._executor._epochs[0] = max(number for _k, number, *_ in given[0])
-            elif given is not None:
+            elif given is not None and not given[1]:  # as predicted
                 guess.reply = given
 
         return answer
 
     def _forget(self) -> None:
         """What was sent ahead is not what the program does."""
-        guesses, self._guesses = self._guesses, deque()
-        if not guesses:
-            return
-        executor = self._executor
+        guesses = [guess for guess in self._guesses if guess not in self.taken]
         drawn = next((guess.run for guess in guesses if guess.run.plan.draws), None)
         if drawn is not None:
-            executor._ask("undo", drawn.base)
+            self._executor._ask("undo", drawn.base)
         for guess in guesses:
-            executor._mirrors.dead.extend(guess.run.base + k for k in guess.run.staying)
+            self._executor._mirrors.dead.extend(guess.run.base + k for k in guess.run.staying)
+        self._guesses.clear()  # last: a signal handler may raise before, and then it is all done once more
+        self.taken.clear()
+        if not guesses:
+            return
         if self._any_right:  # the loop is over
             self._steps = max(self._steps // 2, 1)
         else:

@@ -34,16 +34,6 @@ from .wire import WireError, dumps, loads
 
 __all__ = ["Worker"]
 
-#: Of torch's and Python's own exceptions, those that are told apart.
-ERRORS: dict[str, type[Exception]] = {
-    kind.__name__: kind
-    for kind in (
-        ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, IndexError, KeyError, LookupError,
-        MemoryError, NotImplementedError, OSError, OverflowError, RecursionError, RuntimeError, SystemError, TypeError,
-        ValueError, ZeroDivisionError, torch.OutOfMemoryError, torch.linalg.LinAlgError,
-    )
-}  # fmt: skip
-
 
 class Worker(HeldStorages):
     """Keeps storages and runs requests. ``device``: ``cpu``, or a CUDA device of its process.
@@ -154,7 +144,8 @@ class Worker(HeldStorages):
                 return self._ran(number, base, positions, changed, False)
         except WireError:  # what it is given was not computed as told
             pass
-        return self._not_speculated("", number, base, positions, changed)
+        self._not_speculated("", number, base, positions, changed)
+        return None
 
     def _not_speculated(self, _why: str, number: int, _base: int, positions: bytes, changed: bytes) -> None:
         """It has not run. The plan has its numbers nevertheless: the next ones are told as what differs from them."""
