@@ -176,12 +176,12 @@ class RemoteExecutor(Session, SharedStorages):
     def _changed(self, number: int) -> None:
         """What is in a storage there may be other than what is known here."""
         self._expected.discard(number)
-        self._operands.forget(number)
         self._died(number)
 
     def _died(self, number: int) -> None:
         self._reads.forget(number)
         self._known.forget(number)
+        self._operands.forget(number)
         self._uploads.contents.forget(number)
         if self.among is not None:
             self.among.changes(self, number)
@@ -395,7 +395,7 @@ class RemoteExecutor(Session, SharedStorages):
         if kind == "value":
             return self._mirrors.made(found[0], storages)
         if kind == "plain":
-            return self._put_together(storages, *found[0])
+            return self._reads.put_together(storages, self._tie, *found[0])
         if kind == "constant":
             return found[0]
         name, items = found
@@ -403,21 +403,6 @@ class RemoteExecutor(Session, SharedStorages):
         if name:
             return getattr(torch.return_types, name)(items)
         return items if kind == "list" else tuple(items)
-
-    def _put_together(
-        self, storages: dict[int, Any], layout: torch.layout, sizes: tuple, coalesced: bool | None, parts: list[tuple]
-    ) -> Any:
-        """A sparse tensor of its parts, some of which are on storages that were given to the call."""
-        with quiet():
-            plain = []
-            for dtype, shape, strides, offset, number, data in parts:
-                storage = self._reads.copied(number, data) if number else plain_bytes(data).untyped_storage()
-                if number:
-                    self._tie(storage, storages[number])
-                plain.append(view(storage, dtype, shape, strides, offset))
-            if layout is torch.sparse_coo:
-                return torch.sparse_coo_tensor(plain[0], plain[1], sizes, is_coalesced=coalesced)
-            return torch.sparse_compressed_tensor(*plain, sizes, layout=layout)
 
     def _call_here(self, info: Any, args: tuple, kwargs: dict[str, Any], draws: int | None) -> Any:
         """Run what has no form on the wire (a Python function, a nested tensor) in this process, on the values."""

@@ -146,6 +146,28 @@ class Reads:
         self._mirrors.copies[number] = weakref.ref(storage)
         return storage
 
+    def put_together(
+        self,
+        storages: Mapping[int, Any],
+        tie: Callable[[Any, Any], None],
+        layout: torch.layout,
+        sizes: tuple,
+        coalesced: bool | None,
+        parts: list[tuple],
+    ) -> Any:
+        """A sparse tensor of its parts, some of which are on ``storages`` that were given to the call; tie: has two be
+        the same (see `SharedStorages`)."""
+        with quiet():
+            plain = []
+            for dtype, shape, strides, offset, number, data in parts:
+                storage = self.copied(number, data) if number else plain_bytes(data).untyped_storage()
+                if number:
+                    tie(storage, storages[number])
+                plain.append(view(storage, dtype, shape, strides, offset))
+            if layout is torch.sparse_coo:
+                return torch.sparse_coo_tensor(plain[0], plain[1], sizes, is_coalesced=coalesced)
+            return torch.sparse_compressed_tensor(*plain, sizes, layout=layout)
+
     # Programs that read one tensor after the other (a state_dict, a model that moves back) read all of them.
     def _read_ahead(self, asked: list[int]) -> None:
         """Let more storages come with those that are asked for, where nothing but reads has happened for a while."""

@@ -7,7 +7,7 @@ floats: another machine's kernels may round them in another way.) The stop test 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,34 +38,40 @@ def comes_unasked(mirror: torch.Tensor) -> bool:
 class Operands:
     """Small values of the program's that calls only read, such as a 0 that torch makes in C++ at each: one each.
 
-    adopt: makes a value of a tensor; number_of: that of its storage; alive: those that are there.
+    adopt: makes a value of a tensor; number_of: that of its storage; alive: the bytes of each that is there.
     """
 
     def __init__(
         self, adopt: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]], number_of: Callable[[torch.Tensor], int],
-        alive: Container[int],
+        alive: Mapping[int, int],
     ) -> None:  # fmt: skip
         self._adopt, self._number_of, self._alive = adopt, number_of, alive
         self._made: dict[tuple, torch.Tensor] = {}
+        self._keys: dict[int, tuple] = {}  # by the number of the storage
 
     def of(self, t: torch.Tensor) -> torch.Tensor:
         """The value of a tensor that is all that its storage is for."""
-        if t.untyped_storage().nbytes() > _OPERAND:
+        nbytes = t.untyped_storage().nbytes()
+        if nbytes > _OPERAND:
             return self._adopt([t])[0]
         key = t.dtype, t.shape, t.stride(), bytes_of(t.untyped_storage())
-        found = self._made.pop(key, None)
-        if found is None or self._number_of(found) not in self._alive:  # there was no memory for it
+        found = self._made.get(key)
+        if found is None:
             (found,) = self._adopt([t])
-        self._made[key] = found
-        if len(self._made) > _OPERANDS:
-            del self._made[next(iter(self._made))]
+            number = self._number_of(found)
+            if self._alive[number] != nbytes:  # there was no memory for it
+                return found
+            self._keys[number] = key
+            self._made[key] = found
+            if len(self._made) > _OPERANDS:
+                self.forget(next(iter(self._keys)))
         return found
 
     def forget(self, number: int) -> None:
-        """Something has been written to a storage."""
-        for key, made in list(self._made.items()):
-            if self._number_of(made) == number:
-                del self._made[key]
+        """Something has been written to a storage, or there was no memory for it."""
+        key = self._keys.pop(number, None)
+        if key is not None:
+            self._made.pop(key, None)
 
 
 class Known:
