@@ -71,7 +71,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--forms", type=int, default=2, help="programs for each form of a pattern (tests/patterns)")
     parser.addoption("--lines", type=int, default=19, help="interrupt at every n-th line (tests/remote)")
-    parser.addoption("--loops", type=int, default=60, help="random loops that stop by a test (tests/remote)")
     parser.addoption("--first-fault", type=int, default=0, help="number of the first fault (tests/cluster)")
     parser.addoption("--faults", type=int, default=4, help="number of faults to make (tests/cluster)")
     parser.addoption("--connects", type=int, default=2, help="number of connections to a cluster (tests/cluster)")

@@ -343,7 +343,7 @@ def loop(device: str, number: int) -> object:
 def test_R1_random_loops_have_eagers_bits(
     loopback: LoopbackExecutor, same_as_eager: Same, pytestconfig: pytest.Config, sent: list[tuple]
 ) -> None:
-    for number in range(pytestconfig.getoption("--loops")):
+    for number in range(pytestconfig.getoption("--programs") or 60):
         program = functools.partial(loop, number=number)
         program.__name__ = f"loop {number}"  # type: ignore[attr-defined]
         same_as_eager(program)

@@ -3,6 +3,8 @@
 A message is a list of requests, the reply a list of their answers. Storages have the numbers that the client gave them;
 a tensor is a storage's number and its metadata. What could not be computed is remembered by the number of the failure,
 and so is all that depends on it.
+
+One file: each request that computes must leave failures, generators and the numbers of plans as the others expect them.
 """
 
 from __future__ import annotations
