@@ -44,6 +44,7 @@ from .wire import HERE, Reference, WireError, dumps
 from .worker import ERRORS
 
 if TYPE_CHECKING:
+    from .pending_uploads import Waiting
     from .spread import SpreadExecutor
 
 __all__ = ["RemoteExecutor"]
@@ -197,6 +198,16 @@ class RemoteExecutor(Session, SharedStorages):
     def take_from(self, other: RemoteExecutor, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copies of the whole storages of values of another executor, as bytes: through the program, at once."""
         return self.adopt(other.fetch(list(map(as_bytes, values)), whole=True))
+
+    def receive(self, value: torch.Tensor, owner: RemoteExecutor | Waiting, whole: torch.Tensor) -> None:
+        """What stands for a value of another's stands, with all that shares its storage, for ``whole`` from now on: a
+        copy of that storage here."""
+        mirror = value.untyped_storage()
+        if isinstance(owner, RemoteExecutor):
+            self.kept.name_as(whole, owner.kept, value)
+            owner.hand_over(mirror, self, mirror)
+        self.hand_over(whole.untyped_storage(), self, mirror)
+        owner._mirrors.hand_over(value, self._mirrors, whole)
 
     def names_of(self, mirrors: Sequence[torch.Tensor]) -> list[bytes | None]:
         """See `KeptValues.names`, of what this executor has."""

@@ -95,9 +95,9 @@ class SpreadExecutor(Executor):
     def settle_given(self, encoded: Encoded, there: RemoteExecutor, whole: bool = False) -> list[torch.Tensor]:
         """Let ``there`` have all that a segment begins with: it is going to run there. Returns what it reads of each.
         whole: that is each value itself, and no copy."""
-        mirrors = self._settle([mirror for mirror, _root in encoded.given], there)
-        encoded.given[:] = zip(mirrors, [root for _mirror, root in encoded.given])
-        return mirrors
+        given = [mirror for mirror, _root in encoded.given]
+        self._settle(given, there)
+        return given
 
     def changes(self, there: RemoteExecutor, number: int) -> None:
         """A storage that ``there`` has is no more, or may have other contents."""
@@ -106,45 +106,24 @@ class SpreadExecutor(Executor):
         """Let ``there`` have what a segment writes to of what it begins with: it is not run, its values are there."""
         roots = set(encoded.written)
         written = {mirror.untyped_storage()._cdata for mirror, root in encoded.given if root in roots}
-        at = [k for k, (mirror, _root) in enumerate(encoded.given) if mirror.untyped_storage()._cdata in written]
-        for k, mirror in zip(at, self._settle([encoded.given[k][0] for k in at], there)):
-            encoded.given[k] = mirror, encoded.given[k][1]
+        self._settle([mirror for mirror, _root in encoded.given if mirror.untyped_storage()._cdata in written], there)
 
-    def _settle(self, mirrors: Sequence[torch.Tensor], there: RemoteExecutor) -> list[torch.Tensor]:
-        """The same values, on storages that ``there`` has from now on, with all that shares those."""
-        moving: dict[int, torch.Tensor] = {}  # by what its storage was
+    def _settle(self, mirrors: Sequence[torch.Tensor], there: RemoteExecutor) -> None:
+        """Let ``there`` have the storages of these from now on: the same mirrors stand for what is there then."""
+        moving: dict[int, torch.Tensor] = {}  # by storage
         for mirror in mirrors:
             if mirror not in there._mirrors:
                 moving.setdefault(mirror.untyped_storage()._cdata, mirror)
-        if not moving:
-            return list(mirrors)
-        owners: dict[Any, list[int]] = {}
-        for key, mirror in moving.items():
-            owners.setdefault(self.owner(mirror), []).append(key)
-        moved: dict[int, torch.Tensor] = {}
-        for owner, keys in owners.items():
-            moved.update(zip(keys, self._moved([moving[key] for key in keys], owner, there), strict=True))
-        made: dict[int, torch.Tensor] = {}  # one for each that stood for a value
+        owners: dict[Any, list[torch.Tensor]] = {}
+        for mirror in moving.values():
+            owners.setdefault(self.owner(mirror), []).append(mirror)
+        for owner, values in owners.items():
+            for value, whole in zip(values, self._wholes(values, owner, there), strict=True):
+                there.receive(value, owner, whole)
 
-        def now(mirror: torch.Tensor) -> torch.Tensor:
-            whole = moved.get(mirror.untyped_storage()._cdata)
-            if whole is None:
-                return mirror
-            if id(mirror) not in made:
-                made[id(mirror)] = _on(whole, mirror)
-            return made[id(mirror)]
-
-        for slot, value in _core.computed():
-            if value.is_meta and value.layout is torch.strided and value.untyped_storage()._cdata in moved:
-                _core.exchange(slot, value, now(value))
-        return [now(mirror) for mirror in mirrors]
-
-    def _moved(self, values: Sequence[torch.Tensor], owner: Any, there: RemoteExecutor) -> list[torch.Tensor]:
-        """What ``there`` has for the storages of these from now on."""
-        found = there.take_from(owner, values)
-        for value, whole in zip(values, found, strict=True):
-            there.kept.name_as(whole, owner.kept, value)
-        return found
+    def _wholes(self, values: Sequence[torch.Tensor], owner: Any, there: RemoteExecutor) -> list[torch.Tensor]:
+        """Copies there of the storages of these, for each one of its own."""
+        return there.take_from(owner, values)
 
     @property
     def waits(self) -> int:  # type: ignore[override]
