@@ -63,7 +63,9 @@ class Executor(ABC):
         keep them.
         """
 
-    def gather(self, values: Sequence[torch.Tensor], written: Sequence[torch.Tensor], draws: int | None) -> None:  # noqa: B027
+    def gather(  # noqa: B027
+        self, values: Sequence[torch.Tensor], written: Sequence[torch.Tensor], draws: int | None
+    ) -> None:
         """Have the values of a call that is to come where it will run; ``written``: those that it writes to.
 
         draws: as in `call`. The same tensors represent the values: what a call does to a tensor's storage and layout

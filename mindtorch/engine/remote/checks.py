@@ -121,6 +121,16 @@ class Checks:
         within("bytes", nbytes, _MOST)
         self._new(number, nbytes)
 
+    def _unpack(self, numbers: list, sizes: list, ticket: int) -> None:
+        self._several(numbers)
+        self._several(sizes)
+        for number, nbytes in zip(numbers, sizes, strict=True):
+            self._take(number, nbytes, ticket)
+
+    def _pack(self, numbers: list, ticket: int) -> None:
+        for number in numbers:
+            self._there(number)
+
     def _free(self, numbers: list) -> None:
         for number in numbers:
             are("free", (number,), (int,))
@@ -310,6 +320,7 @@ _CHECKS: dict[str, tuple[Sequence[type], Callable[..., Any] | None]] = {
     "hello": ((object,), None),  # which looks itself
     "machine": ((), None),
     "overwrite": ((int, int), Checks._overwrite),
+    "pack": ((list, int), Checks._pack),
     "plan": ((list, list, list), Checks._plan),
     "reserve": ((int, int), Checks._reserve),
     "run": ((int, int, bytes, bytes, bool), Checks._run),
@@ -321,6 +332,7 @@ _CHECKS: dict[str, tuple[Sequence[type], Callable[..., Any] | None]] = {
     "storage": ((int,), Checks._there),
     "sync": ((), None),
     "take": ((int, int, int), Checks._take),
+    "unpack": ((list, list, int), Checks._unpack),
     "upload": ((int, bytes), Checks._upload),
     "write": ((int, bytes), Checks._write),
 }

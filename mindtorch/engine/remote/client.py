@@ -32,7 +32,8 @@ from .failures import Outcome
 from .generator_states import GeneratorStates
 from .host_fallback import bytes_of, run_here
 from .kept_values import KeptValues
-from .mirrors import META, Mirrors, as_bytes, view
+from .mirrors import META, Mirrors, view
+from .moved_values import copied_through_the_program
 from .one_thread import one_thread_at_a_time
 from .reads import Reads, plain_bytes
 from .replies import NEW_STORAGES, check_run
@@ -44,7 +45,6 @@ from .wire import HERE, Reference, WireError, dumps
 from .worker import ERRORS
 
 if TYPE_CHECKING:
-    from .pending_uploads import Waiting
     from .spread import SpreadExecutor
 
 __all__ = ["RemoteExecutor"]
@@ -153,11 +153,12 @@ class RemoteExecutor(Session, SharedStorages):
             made.append(view(storage, t.dtype, t.shape, t.stride(), t.storage_offset(), _core.view_bits(t)))
         return made
 
-    def _upload(self, home: torch.UntypedStorage) -> torch.UntypedStorage:
+    def _upload(self, home: torch.UntypedStorage, tied: bool = True) -> torch.UntypedStorage:
+        """A new storage with what is in memory of the program. tied: which shares it from now on."""
         number = self._mirrors.fresh()
         data = bytes_of(home)
         storage = self._mirrors.whole(len(data), number).untyped_storage()
-        if self._uploads.send(number, home, data):
+        if self._uploads.send(number, home, data) and tied:
             self._tie(home, storage)
         return storage
 
@@ -196,18 +197,11 @@ class RemoteExecutor(Session, SharedStorages):
         return False
 
     def take_from(self, other: RemoteExecutor, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copies of the whole storages of values of another executor, as bytes: through the program, at once."""
-        return self.adopt(other.fetch(list(map(as_bytes, values)), whole=True))
+        """Copies of the whole storages of values of another executor, as bytes: through the program, at once.
 
-    def receive(self, value: torch.Tensor, owner: RemoteExecutor | Waiting, whole: torch.Tensor) -> None:
-        """What stands for a value of another's stands, with all that shares its storage, for ``whole`` from now on: a
-        copy of that storage here."""
-        mirror = value.untyped_storage()
-        if isinstance(owner, RemoteExecutor):
-            self.kept.name_as(whole, owner.kept, value)
-            owner.hand_over(mirror, self, mirror)
-        self.hand_over(whole.untyped_storage(), self, mirror)
-        owner._mirrors.hand_over(value, self._mirrors, whole)
+        They share nothing with memory of the program. What has failed there has failed here.
+        """
+        return copied_through_the_program(values, other, self)
 
     def names_of(self, mirrors: Sequence[torch.Tensor]) -> list[bytes | None]:
         """See `KeptValues.names`, of what this executor has."""

@@ -95,11 +95,6 @@ class SharedStorages(Executor):
                 if brought is not None:
                     there._brought[at] = brought
 
-    def keep_apart(self, mirror: torch.UntypedStorage) -> None:
-        """No memory here shares a storage: it is a copy of another executor's."""
-        for at in list(self._tied.get(mirror._cdata, ())):
-            self._drop(at)
-
     def home(self, memory: torch.UntypedStorage) -> int:
         mirror = self._mirror_of(memory)
         return memory._cdata if mirror is None else mirror._cdata

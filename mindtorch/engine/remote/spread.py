@@ -17,7 +17,9 @@ from ..execute.machine import Machine
 from ..record.arguments import tensors_in
 from .client import RemoteExecutor
 from .mirrors import META, view
+from .moved_values import received
 from .one_thread import one_thread_at_a_time
+from .postponed_moves import SMALL, PostponedMoves
 
 if TYPE_CHECKING:
     from ..._ext.encoder import Encoded
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["SpreadExecutor"]
 
 _APART = 44  # bits of the addresses of one executor
+_WORTH_SENDING = 8  # records: a worker begins with so many while the program goes on, when it moves what they give
 
 
 @one_thread_at_a_time
@@ -45,6 +48,8 @@ class SpreadExecutor(Executor):
         self.executors = tuple(found)
         self._holders: tuple[Any, ...] = self.executors  # of values
         self.device, self.place, self.count = found[0].device, META, len(found)
+        self._postponed = PostponedMoves()
+        self._last = dict.fromkeys(found, 0)  # how many records each was given last
         for executor in found:
             executor.among = self
 
@@ -79,6 +84,7 @@ class SpreadExecutor(Executor):
         keeper = around_segments.keeper
         for index, part in self._parts(segment):
             there = self._at(index)
+            self._last[there] = len(part)
             run = there.submit if keeper is None else functools.partial(keeper.submit, there)
             try:
                 run(part)
@@ -114,12 +120,20 @@ class SpreadExecutor(Executor):
         for mirror in mirrors:
             if mirror not in there._mirrors:
                 moving.setdefault(mirror.untyped_storage()._cdata, mirror)
+        if not moving:
+            return
         owners: dict[Any, list[torch.Tensor]] = {}
         for mirror in moving.values():
             owners.setdefault(self.owner(mirror), []).append(mirror)
+        for mirror, goal in self._postponed.all():  # what comes from the same executors comes along
+            if goal is there and mirror.untyped_storage()._cdata not in moving:
+                owner = self.owner(mirror)
+                if owner in owners:
+                    owners[owner].append(mirror)
         for owner, values in owners.items():
             for value, whole in zip(values, self._wholes(values, owner, there), strict=True):
-                there.receive(value, owner, whole)
+                received(value, owner, whole, there)
+                self._postponed.end(value)
 
     def _wholes(self, values: Sequence[torch.Tensor], owner: Any, there: RemoteExecutor) -> list[torch.Tensor]:
         """Copies there of the storages of these, for each one of its own."""
@@ -164,6 +178,7 @@ class SpreadExecutor(Executor):
         named: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         written = [t for t in tensors_in([named[w] for w in info.writes if w in named]) if t.is_meta]
         there = self._where_called(given, written, draws)
+        self.arrive(given)
         # What is elsewhere: as copies, which die with the call.
         now = {id(a): self._copy(a, there) for a in given if a not in there._mirrors}
 
@@ -192,7 +207,25 @@ class SpreadExecutor(Executor):
 
     def move(self, value: torch.Tensor, index: int) -> torch.Tensor:
         there = self._at(index)
-        return value if value in there._mirrors else self._copy(value, there)
+        if value in there._mirrors:
+            return value
+        if value.untyped_storage().nbytes() > SMALL:
+            return self._copy(value, there)
+        owner = self.owner(value)
+        if self._postponed.add(value, there):
+            self.arrive([mirror for mirror, _goal in self._postponed.all()])
+        elif self._last[owner] >= _WORTH_SENDING and owner.ahead:
+            owner.begin()
+        return value
+
+    def arrive(self, values: Sequence[torch.Tensor]) -> None:
+        """Let those of these that are to be on another executor be there now."""
+        goals: dict[RemoteExecutor, list[torch.Tensor]] = {}
+        for value in values:
+            if value.is_meta and (goal := self._postponed.goal(value)) is not None:
+                goals.setdefault(goal, []).append(value)
+        for goal, coming in goals.items():
+            self._settle(coming, goal)
 
     # ---- values ------------------------------------------------------------------------------------------------------
     def fetch(self, values: Sequence[torch.Tensor], whole: bool = False) -> list[torch.Tensor]:
@@ -205,6 +238,7 @@ class SpreadExecutor(Executor):
         return [found[k] for k in range(len(values))]
 
     def address(self, value: torch.Tensor) -> int:
+        self.arrive([value])
         owner = self.owner(value)
         found = owner.address(value)
         return found and (self._holders.index(owner) << _APART) + found
@@ -213,6 +247,7 @@ class SpreadExecutor(Executor):
         return self._at(index).adopt(tensors)
 
     def copied_storage(self, value: torch.Tensor) -> torch.Tensor:
+        self.arrive([value])
         return self.owner(value).copied_storage(value)
 
     def home(self, memory: torch.UntypedStorage) -> int:
