@@ -144,8 +144,10 @@ class Reads:
         return storage
 
     def _alive(self, number: int) -> torch.UntypedStorage | None:
-        reference = self._mirrors.copies.get(number)
-        return None if reference is None else reference()
+        storage = self._mirrors.copies.get(number, lambda: None)()
+        if storage is not None and storage.nbytes() != self._mirrors.alive.get(number):
+            return None  # the program has resized its copy
+        return storage
 
     def copied(self, number: int, data: bytes) -> torch.UntypedStorage:
         """Memory of this process with a storage's contents."""
