@@ -199,7 +199,7 @@ def after_a_call(*then: tuple) -> list[tuple]:
         ([UPLOAD, ("pack", [1, 1], 5)], [UPLOAD, ("pack", [1, 2], 5)], "number of a storage, got 2"),
         ([UPLOAD, ("give", 1, 5)], [UPLOAD, ("give", 2, 5)], "number of a storage, got 2"),
         ([UPLOAD, ("copy", 2, 1), ("write", 2, b"abcd")], [UPLOAD, ("copy", 2, 1), ("write", 2, b"abc")], "4 bytes"),
-        (after_a_call(("write", 1, bytes(5))), after_a_call(("fill", 1, 0, b"a")), "a part of the None bytes"),
+        (after_a_call(("write", 1, bytes(5))), after_a_call(("fill", 1, -1, b"a")), "a part of the None bytes"),
         (
             after_a_call(("fetch", (1, torch.float32, (2,), ((1 << 48) - 2,), 0, 0))),
             after_a_call(("fetch", (1, torch.float32, (2,), ((1 << 48) - 1,), 0, 0))),

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import mindtorch
+from mindtorch.engine.execute import values
 from mindtorch.engine.remote import set_aside
 from mindtorch.engine.remote.pipe import PipeExecutor
-from mindtorch.engine.remote.wire import dumps
+from mindtorch.engine.remote.wire import WireError, dumps
 
 from ..executors import greeted, using
 
@@ -165,6 +166,33 @@ def test_R4_whatever_there_is_too_little_memory_for_the_session_goes_on(small: C
     assert 0 < failed < 10
     small(4 << 30)
     assert program(LAZY) == expected
+
+
+@pytest.mark.parametrize("more", [FOR_MESSAGES + 20 * MiB, -MiB])
+def test_R4_other_contents_for_a_large_value_arrive_where_there_is_no_memory_for_a_message_with_them(
+    small: Callable[[int], None], more: int
+) -> None:
+    """An operator of the program's own has written them. They cross in parts; as one message, they ended the session."""
+    x = torch.ones(25 * MiB, device=LAZY)
+    assert x[5].item() == 1
+    (value,) = values.materialize([x], "test")
+    worker = mindtorch.get_executor()
+    assert isinstance(worker, PipeExecutor)
+    data = torch.arange(25 * MiB, dtype=torch.float32).numpy().tobytes()
+    small(more)
+    worker.write(value, data)
+    worker.finish()
+    small(4 << 30)
+    assert x.cpu().equal(torch.arange(25 * MiB, dtype=torch.float32))
+
+
+def test_R3_a_part_is_within_its_storage_also_where_a_call_has_made_that() -> None:
+    worker = greeted()
+    parts = [("fill", 1, 2, b"xy"), ("fill", 1, 4, b""), ("storage", 1)]
+    assert worker.answers(dumps([("upload", 1, b"abcd"), *parts])) == [None, None, None, ("bytes", b"abxy")]
+    worker._checks.made(1)
+    with pytest.raises(WireError, match="a part of the 4 bytes of storage 1, got 2 from 3"):
+        worker.answers(dumps([("fill", 1, 3, b"xy")]))
 
 
 def test_R2_what_crosses_in_parts_has_all_of_them(small: Callable[[int], None]) -> None:

@@ -85,7 +85,7 @@ class Checks:
 
     def _fill(self, number: int, begin: int, data: bytes) -> None:
         nbytes = self._there(number)
-        if nbytes is None or not 0 <= begin <= nbytes - len(data):
+        if not 0 <= begin <= (_MOST if nbytes is None else nbytes - len(data)):  # None: the worker looks itself
             raise WireError(
                 f"expected a part of the {nbytes} bytes of storage {number}, got {len(data)} from {begin} on"
             )

@@ -180,7 +180,7 @@ class RemoteExecutor(Session, SharedStorages):
 
     def _write(self, number: int, data: bytes) -> None:
         self._changed(number)
-        self._ask("write", number, data, nbytes=len(data))
+        self._uploads.write(number, data)
 
     def copied_storage(self, value: torch.Tensor) -> torch.Tensor:
         self._take()

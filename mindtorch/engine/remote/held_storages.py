@@ -62,10 +62,17 @@ class HeldStorages:
         return self._made(number, lambda: reserved(nbytes, self._device))
 
     def fill(self, number: int, begin: int, data: bytes) -> tuple[int, str] | None:
-        """A part of the contents of what was reserved."""
-        held = self._storages.get(number)
-        if not isinstance(held, torch.Tensor):
-            return None  # there was no memory for it
+        """Other contents for a part of a storage."""
+        if isinstance(self._storages.get(number), Failed):
+            return None  # there was no memory for it, or it could not be computed
+        held = self._bytes(number)
+        if begin + len(data) > held.numel():
+            raise WireError(
+                f"expected a part of the {held.numel()} bytes of storage {number}, got {len(data)} from {begin} on"
+            )
+        if held.is_cpu:  # which needs no memory
+            filled(held, begin, data)
+            return None
         return self._made(number, lambda: filled(held, begin, data))
 
     def _made(self, number: int, make: Callable[[], torch.Tensor]) -> tuple[int, str] | None:

@@ -122,7 +122,6 @@ class SharedStorages(Executor):
             if plain is None:
                 continue
             now = bytes_of(plain)
-            self._brought[at] = reference, now, None
             if len(now) != len(before):
                 del self._brought[at]
                 raise _resized()
@@ -130,6 +129,7 @@ class SharedStorages(Executor):
                 number = self._number_of(plain)
                 self._write(number, now)
                 self._mirrors.copies[number] = reference
+            self._brought[at] = reference, now, None  # not before: a signal handler may have come in between
 
     def _here(self, mirrors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The values as plain tensors on their whole storages: for each the same one as long as something holds it.
