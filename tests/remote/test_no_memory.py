@@ -166,6 +166,30 @@ def test_R4_whatever_there_is_too_little_memory_for_the_session_goes_on(small: C
     assert program(LAZY) == expected
 
 
+@pytest.mark.parametrize("length", [9_000, 30_000])
+def test_R4_a_plan_of_very_many_operations_stays_pending_until_there_is_memory_for_it(
+    small: Callable[[int], None], length: int
+) -> None:
+    """It is larger than what is set aside for messages: it ended the session. The smaller one just fails."""
+    x = torch.arange(10.0).to(LAZY)
+    assert x.sum().item() == 45
+
+    def run() -> torch.Tensor:
+        y = x
+        for k in range(length):
+            y = y + 1 if k % 2 else y * 1
+        return y
+
+    small(-MiB)
+    y = run()
+    why = "no memory for a plan of 30,001 operations on the worker" if length == 30_000 else "for messages"
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError, match=why):
+            y.sum().item()
+    small(4 << 30)
+    assert (y if length == 30_000 else run()).sum().item() == 45 + 5 * length
+
+
 @pytest.mark.parametrize("more", [FOR_MESSAGES + 20 * MiB, -MiB])
 def test_R4_other_contents_for_a_large_value_arrive_where_there_is_no_memory_for_a_message_with_them(
     small: Callable[[int], None], more: int

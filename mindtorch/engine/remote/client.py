@@ -72,7 +72,7 @@ class RemoteExecutor(Session, SharedStorages):
         self.kept = KeptValues(self)
         self._mirrors = Mirrors(self._died)
         SharedStorages.__init__(self)
-        self._told = SentSegments(self._ask)
+        self._told = SentSegments(self._ask, self._uploads.room)
         self._expected: set[int] = set()  # storages that will come unasked, and have not been written since
         self._small: list[int] = []  # storages that the next message may make, and that are to come unasked
         self._alive = self._mirrors.alive

@@ -68,6 +68,18 @@ class Uploads:
         else:
             self._executor._ask("write", number, data, nbytes=len(data))
 
+    def room(self, nbytes: int, what: str) -> None:
+        """OutOfMemoryError unless the worker has so much memory besides what it sets aside for messages: a message that
+        takes more than there is would be the end of the session."""
+        found: list[tuple[int, str] | None] = []
+        number = self._executor._mirrors.fresh()
+        self._executor._ask("reserve", number, nbytes, answer=found.append)
+        self._executor._ask("free", [number])
+        if not found:
+            self._executor._exchange(unasked=True)
+        if found[0] is not None:
+            raise no_memory(f"no memory for a plan of {what} on the worker: {found[0][1]}")
+
     def copy(self, number: int, source: int, nbytes: int) -> Entry:
         """What asks for a storage that is a copy of another."""
         return ("copy", number, source), functools.partial(self._missed, number, lambda: None, nbytes)
