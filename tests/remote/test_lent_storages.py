@@ -105,6 +105,14 @@ def test_L9_what_nobody_can_miss_is_not_told(elsewhere: RemoteExecutor) -> None:
     assert not lent_storages._lent
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_L7_a_typed_storage_is_that_of_the_untyped_one(elsewhere: RemoteExecutor) -> None:
+    x = made()
+    typed, untyped = x.storage(), x.untyped_storage()  # type: ignore[attr-defined]
+    assert typed._untyped_storage is untyped and untyped.nbytes() == 24
+    assert typed.tolist() == [1, 2, 3, 4, 5, 6] and typed.dtype is torch.float32
+
+
 def test_L9_memory_that_a_sparse_tensor_shares_is_not_what_is_lent(elsewhere: RemoteExecutor) -> None:
     """The sparse tensor is in this process, and writes to it arrive."""
     sparse = torch.eye(3).to(LAZY).to_sparse().coalesce()

@@ -18,6 +18,7 @@ import torch
 
 from ...base.errors import LazyTensorError
 from ...base.storage_memory import memory_of
+from ..record.arguments import quiet
 from . import values
 
 __all__ = ["check", "lend"]
@@ -66,9 +67,10 @@ def lend(contents: torch.UntypedStorage, of: torch.UntypedStorage, shared: bool)
     known = _lent.get(contents._cdata)
     if known is not None and known.contents is contents and (storage := known.storage()) is not None:
         return storage
-    if shared:
-        contents = contents.clone()
-    storage, at = contents.clone(), contents._cdata
+    with quiet():
+        if shared:
+            contents = contents.clone()
+        storage, at = contents.clone(), contents._cdata
 
     def refused(*_args: Any, **_kwargs: Any) -> NoReturn:
         raise _written()

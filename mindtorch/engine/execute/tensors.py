@@ -131,8 +131,12 @@ class LazyTensor(RecordedTensor):
         return self._lent(values.read([self], "storage", whole=True)[0].untyped_storage())
 
     def storage(self) -> Any:
-        storage = self._lent(values.read([self], "storage", whole=True)[0].untyped_storage())
-        return torch.TypedStorage(wrap_storage=storage, dtype=self.dtype, _internal=True)
+        plain = values.read([self], "storage", whole=True)[0]
+        storage = self._lent(plain.untyped_storage())
+        if storage is not plain.untyped_storage():
+            with Unseen(), NoGrad():
+                plain = torch.empty(0, dtype=self.dtype, device="cpu").set_(storage)  # type: ignore[call-overload]
+        return plain.storage()
 
     def _lent(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
         if values.executor().place.type == "meta":  # a copy, which is to say whom it is of
