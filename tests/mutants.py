@@ -161,7 +161,9 @@ NEAREST = {
     "engine/remote/pricing.py": "remote/test_cut_numbers.py remote/test_cuts.py remote/test_same_plans.py",
     "engine/remote/division.py": "remote/test_division.py remote/test_placing.py",
     "engine/remote/placing.py engine/remote/pending_uploads.py": "remote/test_placing.py",
-    "engine/remote/spread.py": "remote/test_spread.py remote/test_placing.py",
+    "engine/remote/spread.py engine/remote/postponed_moves.py engine/remote/moved_values.py": "remote/test_spread.py"
+    " remote/test_placing.py remote/test_what_moves.py",
+    "engine/execute/lent_storages.py": "remote/test_lent_storages.py",
     "engine/remote/functions.py": "remote/test_functions.py remote/test_wire.py remote/test_loopback.py"
     " remote/test_checks.py",
     "engine/remote/checks.py engine/remote/wire.py": "remote/test_wire.py remote/test_loopback.py"

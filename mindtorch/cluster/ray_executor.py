@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import os
@@ -23,6 +24,7 @@ from ..engine.remote.lineage import Lineage, Parcel
 from ..engine.remote.mirrors import view
 from ..engine.remote.one_thread import one_thread_at_a_time
 from ..engine.remote.pipe import StreamExecutor
+from ..engine.remote.postponed_moves import SMALL
 from ..engine.remote.wire import WireError, dumps, loads
 from . import worker_files
 from .broker_client import Link
@@ -32,6 +34,7 @@ __all__ = ["RayExecutor", "executors"]
 
 _tickets = itertools.count(1)
 _DISK = 3600.0  # seconds for a worker to write or read a file
+_PARCEL, _AROUND = 4 << 20, 16  # bytes of small values that go together: with so many around each, in one call
 _ROOM = 120.0  # seconds without a word from the broker, which says each second that it waits
 
 
@@ -119,18 +122,22 @@ class RayExecutor(StreamExecutor):
         """Directly from one actor to another, not through the program, if both are in one cluster."""
         if not isinstance(other, RayExecutor) or not self.takes_directly(other):
             return super().take_from(other, values)
-        tickets = [next(_tickets) for _ in values]
-        message = other._give([other._mirrors.number_of(value) for value in values], tickets)
-        return [self._take_one(other, value, message, ticket) for value, ticket in zip(values, tickets, strict=True)]
+        parcels = [(parcel, next(_tickets)) for parcel in _parcels(values)]
+        numbers = [[other._mirrors.number_of(value) for value in parcel] for parcel, _ticket in parcels]
+        message = other._give([(each, ticket) for each, (_parcel, ticket) in zip(numbers, parcels, strict=True)])
+        return [made for parcel, ticket in parcels for made in self._take_parcel(other, parcel, message, ticket)]
 
-    def _take_one(self, other: RayExecutor, value: torch.Tensor, message: Any, ticket: int) -> torch.Tensor:
-        nbytes, number = value.untyped_storage().nbytes(), self._mirrors.fresh()
-        made = self._mirrors.whole(nbytes, number)
-        parcel = other._given[ticket] = _Given(other, message, ticket, nbytes)
+    def _take_parcel(
+        self, other: RayExecutor, values: Sequence[torch.Tensor], message: Any, ticket: int
+    ) -> list[torch.Tensor]:
+        sizes = [value.untyped_storage().nbytes() for value in values]
+        numbers = [self._mirrors.fresh() for _ in values]
+        made = [self._mirrors.whole(nbytes, number) for nbytes, number in zip(sizes, numbers, strict=True)]
+        parcel = other._given[ticket] = _Given(other, message, ticket, sum(sizes))
         self._line[-1].parcels.append(parcel)
         self._bring_parcel(parcel)  # it comes while the program goes on
 
-        def answer(failed: tuple[int, int | str] | None) -> None:
+        def answer(failed: tuple[int, int | str] | None, nbytes: int) -> None:
             if failed is not None:
                 here, there = failed
                 self._epochs[0] = here
@@ -143,7 +150,14 @@ class RayExecutor(StreamExecutor):
                 finally:
                     self._hands_out = False
 
-        self._ask("take", number, nbytes, ticket, answer=answer)
+        def answers(found: list) -> None:
+            for failed, nbytes in zip(found, sizes, strict=True):
+                answer(failed, nbytes)
+
+        if len(values) == 1:
+            self._ask("take", numbers[0], sizes[0], ticket, answer=functools.partial(answer, nbytes=sizes[0]))
+        else:
+            self._ask("unpack", numbers, sizes, ticket, answer=answers, nbytes=64 + 8 * len(numbers))
         return made
 
     def _bring_parcels(self, message: Any) -> None:
@@ -166,12 +180,15 @@ class RayExecutor(StreamExecutor):
             self._post_all(last=message)
         return self._child.number_of(message.encoded())
 
-    def _give(self, numbers: Sequence[int], tickets: Sequence[int]) -> Any:
-        """Have storages put aside. The message that says so."""
+    def _give(self, parcels: Sequence[tuple[Sequence[int], int]]) -> Any:
+        """Have storages put aside, each list of numbers under its ticket. The message that says so."""
         self._take()
         message = self._line[-1]
-        for number, ticket in zip(numbers, tickets, strict=True):
-            self._ask("give", number, ticket, answer=self._not_given)
+        for numbers, ticket in parcels:
+            if len(numbers) == 1:
+                self._ask("give", numbers[0], ticket, answer=self._not_given)
+            else:
+                self._ask("pack", list(numbers), ticket, answer=self._not_given, nbytes=64 + 8 * len(numbers))
         self._send_on()
         if message in self._line and not message.posted:
             self._exchange()  # the sides did not know each other yet
@@ -210,6 +227,8 @@ class RayExecutor(StreamExecutor):
             ours = [t for t in tensors if _core.get_handle(t) is not None]
             computed = iter(values.materialize(ours, "save"))
             mirrors = [next(computed) if _core.get_handle(t) is not None else self.adopt([t])[0] for t in tensors]
+            if self.among is not None:
+                self.among.arrive(mirrors)
             if not all(mirror in self._mirrors for mirror in mirrors):
                 raise UsageError("[save] expected tensors of this worker, got one of another worker")
             described = [self._mirrors.describe(mirror) for mirror in mirrors]
@@ -218,7 +237,9 @@ class RayExecutor(StreamExecutor):
             rows = [(numbers[number], *rest) for number, *rest in described]
             told = _dumped((tree, rows, tickets), "save")
             self._no_lineage()
-            after = self._number_of(self._give(list(numbers), tickets))
+            after = self._number_of(
+                self._give([([number], ticket) for number, ticket in zip(numbers, tickets, strict=True)])
+            )
             self._of_a_file("save", told, path, after=after)
 
     def load(self, path: str, index: int = 0) -> Any:
@@ -317,6 +338,25 @@ def executors(
     places = [Place(bundle, room, i, f"{name} remote_accelerator:{i}", resources.threads) for i in range(workers)]
     actors = [RayChild(link, device, place) for place in places]
     return [RayExecutor(link, device, actor, lineage) for actor in actors]
+
+
+def _parcels(values: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """In which values go from one worker to another, in order: small ones together, as each parcel takes calls of
+    actors."""
+    found: list[list[torch.Tensor]] = []
+    room = 0
+    for value in values:
+        nbytes = value.untyped_storage().nbytes()
+        if nbytes > SMALL:
+            found.append([value])
+            room = 0
+            continue
+        room -= nbytes + _AROUND
+        if room < 0:
+            found.append([])
+            room = _PARCEL - nbytes - _AROUND
+        found[-1].append(value)
+    return found
 
 
 def _dumped(value: Any, do: str) -> bytes:

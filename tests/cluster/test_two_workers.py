@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 import mindtorch
 from mindtorch.cluster.broker_client import Link
+from mindtorch.cluster.ray_child import RayChild
 from mindtorch.cluster.ray_executor import RayExecutor
 
 from ..executors import using
@@ -72,6 +74,50 @@ def test_R2_a_large_tensor_goes_from_one_actor_to_the_other_without_us(two: mind
     assert there[[0, 2_500_000, -1]].tolist() == [1, 2_500_001, 6_000_000]
     crossed = [two.stats[name] - before[name] for name in ("bytes_up", "bytes_down")]
     assert max(crossed) < 10_000, crossed
+
+
+def test_R2_small_values_go_from_one_actor_to_the_other_in_one_parcel(
+    two: mindtorch.SpreadExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clipping: however many tensors there are, one each way. Large ones have parcels of their own."""
+    brought: list[int] = []
+    bring = RayChild.bring
+
+    def counting(self: RayChild, ticket: int, nbytes: int, *args: Any, **kwargs: Any) -> None:
+        brought.append(nbytes)
+        bring(self, ticket, nbytes, *args, **kwargs)
+
+    monkeypatch.setattr(RayChild, "bring", counting)
+    counts = []
+    for n in (4, 16, 64):
+        ps = [nn.Parameter((torch.arange(5.0) + k).to((FIRST, SECOND)[2 * k // n])) for k in range(n)]
+        for p in ps:
+            p.grad = torch.ones_like(p) * 2
+        assert ps[0].grad is not None and ps[-1].grad is not None
+        ps[0].grad.sum().item(), ps[-1].grad.sum().item()
+        before = [(each.stats["messages"], each.stats["waits"]) for each in two.executors]
+        brought.clear()
+        norm = nn.utils.clip_grad_norm_(ps, 0.5)
+        assert norm.item() == pytest.approx((20 * n) ** 0.5)
+        assert ps[-1].grad.sum().item() == pytest.approx(2.5 / (5 * n) ** 0.5)
+        now = [(each.stats["messages"], each.stats["waits"]) for each in two.executors]
+        counts.append([tuple(a - b for a, b in zip(*pair, strict=True)) for pair in zip(now, before, strict=True)])
+        assert brought == [4 * n // 2, 4], "the norms there, the factor back"
+    assert counts[0] == counts[1] == counts[2]
+    brought.clear()
+    large, small = torch.ones(40_000, device=FIRST), [torch.ones(k, device=FIRST) for k in range(3)]
+    moved = [t.to(SECOND) for t in (*small, large)]
+    assert sum(t.sum() for t in moved).item() == 40_003 and sorted(brought) == [12, 160_000]
+
+
+def test_R4_a_parcel_of_several_has_each_failure_in_its_place(two: mindtorch.SpreadExecutor) -> None:
+    good = [torch.arange(3.0, device=FIRST) + k for k in range(2)]
+    bad = torch.ones(3, device=FIRST).gather(0, torch.full((3,), 700, device=FIRST))
+    a, b, c = (t.to(SECOND) for t in (good[0], bad, good[1]))
+    assert (a + c).tolist() == [1, 3, 5]
+    with pytest.raises(mindtorch.MaterializationError, match=r"aten::gather.*test_two_workers\.py"):
+        (a + b).sum().item()
+    assert (c * 2).tolist() == [2, 4, 6]
 
 
 def test_R4_what_has_failed_on_one_actor_has_failed_on_the_other(two: mindtorch.SpreadExecutor) -> None:

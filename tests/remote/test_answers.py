@@ -63,6 +63,7 @@ MAY: list[tuple[tuple, Any]] = [
     (("get_state", 0), STATE),
     *[(("get_generators",), (seed, each)) for seed in (None, 0, 3) for each in ([], [(0, STATE)], [(127, STATE)])],
     *[(("take", 1), answer) for answer in (None, (1, 0), (1, 7), ((1 << 62), (1 << 62) - 1))],
+    *[(("unpack", [1, 2]), answer) for answer in ([None, None], [(1, 0), (2, "why")])],
     (("drop", [1]), None),
 ]
 
@@ -103,6 +104,7 @@ MAY_NOT: list[tuple[tuple, Any]] = [
     *[(("get_generators",), a) for a in (None, (1,), ("1", []), (1, [(128, STATE)]), (1, [(-1, STATE)]))],
     *[(("get_generators",), (1, [each])) for each in ((0, b""), (0,), STATE)],
     *[(("take", 1), answer) for answer in ((0, 0), (-1, 0), (1, -1), ((1 << 62) + 1, 0), (1, 1 << 62), (1,), 3)],
+    *[(("unpack", [1, 2]), answer) for answer in (None, [None], [None] * 3, [None, (0, 0)], (None, None))],
     *[(("drop", [1]), answer) for answer in (0, False, (), "done")],
 ]
 

@@ -39,6 +39,34 @@ def test_R1_a_mirror_knows_its_number_and_a_death_is_told_once(mirrors: Mirrors,
         mirrors.number_of(torch.empty(1, device="cpu"))
 
 
+def test_R2_a_mirror_that_moves_stands_for_what_is_there_with_all_that_shares_its_storage(
+    mirrors: Mirrors, told: list[int]
+) -> None:
+    told_there: list[int] = []
+    there = Mirrors(told_there.append)
+    one, other = mirrors.whole(12, 4), mirrors.whole(8, 5)
+    part, copy = view(one.untyped_storage(), torch.float32, (2,), (1,), 1), there.whole(12, 9)
+    assert (mirrors.nbytes, there.nbytes) == (20, 12)
+    mirrors.hand_over(part, there, copy)
+    assert one in there and part in there and one not in mirrors and copy not in there
+    assert there.describe(part)[0] == there.number_of(one) == 9
+    assert (told, mirrors.dead, mirrors.alive, mirrors.nbytes) == ([4], [4], {5: 8}, 8), "it is freed where it was"
+    del copy
+    there.bury()
+    assert (told_there, there.dead, there.alive) == ([], [], {9: 12}), "what it stood for has another now"
+    del one
+    there.bury()
+    assert there.alive == {9: 12}, "the part shares it"
+    del part
+    there.bury(), mirrors.bury()
+    assert (told, told_there, there.dead, there.alive, there.nbytes) == ([4], [9], [9], {}, 0)
+    mirrors.without(5)
+    assert (mirrors.nbytes, mirrors.alive) == (0, {5: 0})
+    del other
+    mirrors.bury()
+    assert mirrors.nbytes == 0
+
+
 def test_R1_values_on_one_storage_share_their_mirror(mirrors: Mirrors) -> None:
     storages: dict[int, torch.UntypedStorage] = {}
     first = mirrors.made((7, torch.float32, (2, 2), (3, 1), 1, 0), storages)

@@ -26,7 +26,7 @@ class Asked(Session):
     def _ask(self, *request: Any, answer: Any = None, nbytes: int = 64) -> None:
         self.waits.append((request[1], answer))
 
-    def _exchange(self, every: bool = False) -> None:
+    def _exchange(self, every: bool = False, unasked: bool = False) -> None:
         self.messages.append([number for number, _answer in self.waits])
         waits, self.waits = self.waits, []
         for number, answer in waits:

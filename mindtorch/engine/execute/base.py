@@ -67,13 +67,14 @@ class Executor(ABC):
         """`adopt` one that calls will only read: another of the same bits may be the same value."""
         return self.adopt([tensor], index)[0]
 
-    def gather(self, values: Sequence[torch.Tensor], written: Sequence[torch.Tensor], draws: int | None) -> bool:
+    def gather(  # noqa: B027
+        self, values: Sequence[torch.Tensor], written: Sequence[torch.Tensor], draws: int | None
+    ) -> None:
         """Have the values of a call that is to come where it will run; ``written``: those that it writes to.
 
-        draws: as in `call`. Returns whether any value is represented by another tensor now: the engine asks for them
-        again. What a call does to a tensor's storage and layout must happen to the one that represents the value.
+        draws: as in `call`. The same tensors represent the values: what a call does to a tensor's storage and layout
+        must happen to the one that represents the value.
         """
-        return False
 
     @abstractmethod
     def call(self, info: Any, args: tuple, kwargs: dict[str, Any], draws: int | None) -> Any:

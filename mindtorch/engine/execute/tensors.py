@@ -128,16 +128,25 @@ class LazyTensor(RecordedTensor):
 
     def untyped_storage(self) -> Any:
         values.materialize([self], "storage", [self])  # what reads it has read it, whatever becomes of the storage
-        storage = handlers.lend_storage(self, values.read([self], "storage", whole=True)[0].untyped_storage())
-        if values.executor().place.type == "meta":  # a copy, which is to say whom it is of
-            start = self.data_ptr() - self.storage_offset() * self.element_size() if self.numel() else 0
-            storage.data_ptr = lambda: start
-        return storage
+        return self._lent(values.read([self], "storage", whole=True)[0].untyped_storage())
 
     def storage(self) -> Any:
-        storage = values.read([self], "storage", whole=True)[0].storage()
-        handlers.lend_storage(self, storage._untyped_storage)
-        return storage
+        plain = values.read([self], "storage", whole=True)[0]
+        storage = self._lent(plain.untyped_storage())
+        if storage is not plain.untyped_storage():
+            with Unseen(), NoGrad():
+                plain = torch.empty(0, dtype=self.dtype, device="cpu").set_(storage)  # type: ignore[call-overload]
+        return plain.storage()
+
+    def _lent(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        if values.executor().place.type == "meta":  # a copy, which is to say whom it is of
+            from . import lent_storages
+
+            start = self.data_ptr() - self.storage_offset() * self.element_size() if self.numel() else 0
+            shared = values.executor().home(storage) != storage._cdata
+            storage = lent_storages.lend(storage, values.materialize([self], "storage")[0].untyped_storage(), shared)
+            storage.data_ptr = lambda: start  # type: ignore[method-assign]
+        return handlers.lend_storage(self, storage)
 
     def set_(self, *args: Any, **kwargs: Any) -> Any:
         with torch._C.DisableTorchFunction():  # torch hands this method to no __torch_function__

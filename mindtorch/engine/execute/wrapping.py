@@ -70,8 +70,8 @@ class WrappingExecutor(Executor):
     def move(self, value: torch.Tensor, index: int) -> torch.Tensor:
         return self.inner.move(value, index)
 
-    def gather(self, values: Sequence[torch.Tensor], written: Sequence[torch.Tensor], draws: int | None) -> bool:
-        return self.inner.gather(values, written, draws)
+    def gather(self, values: Sequence[torch.Tensor], written: Sequence[torch.Tensor], draws: int | None) -> None:
+        self.inner.gather(values, written, draws)
 
     def call(self, info: Any, args: tuple, kwargs: dict[str, Any], draws: int | None) -> Any:
         return self.inner.call(info, args, kwargs, draws)

@@ -214,8 +214,7 @@ def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
                 values = [_core.value(_core.get_handle(t)) for t in inputs]
         if executor is not None:
             own = [v for v, w in zip(values, written, strict=True) if w]
-            if executor.gather(values, own, index if info.random else None):
-                values = [_core.value(_core.get_handle(t)) for t in inputs]
+            executor.gather(values, own, index if info.random else None)
         storages = {_storage_key(v): t for t, v in zip(inputs, values, strict=True)}
         holes = iter(values)
         cargs = tuple(concrete(a, holes, device) for a in args)

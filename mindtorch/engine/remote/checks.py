@@ -86,7 +86,7 @@ class Checks:
 
     def _fill(self, number: int, begin: int, data: bytes) -> None:
         nbytes = self._there(number)
-        if nbytes is None or not 0 <= begin <= nbytes - len(data):
+        if not 0 <= begin <= (_MOST if nbytes is None else nbytes - len(data)):  # None: the worker looks itself
             raise WireError(
                 f"expected a part of the {nbytes} bytes of storage {number}, got {len(data)} from {begin} on"
             )
@@ -121,6 +121,16 @@ class Checks:
     def _take(self, number: int, nbytes: int, ticket: int) -> None:
         within("bytes", nbytes, _MOST)
         self._new(number, nbytes)
+
+    def _unpack(self, numbers: list, sizes: list, ticket: int) -> None:
+        self._several(numbers)
+        self._several(sizes)
+        for number, nbytes in zip(numbers, sizes, strict=True):
+            self._take(number, nbytes, ticket)
+
+    def _pack(self, numbers: list, ticket: int) -> None:
+        for number in numbers:
+            self._there(number)
 
     def _free(self, numbers: list) -> None:
         for number in numbers:
@@ -327,6 +337,7 @@ _CHECKS: dict[str, tuple[Sequence[type], Callable[..., Any] | None]] = {
     "hello": ((object,), None),  # which looks itself
     "machine": ((), None),
     "overwrite": ((int, int), Checks._overwrite),
+    "pack": ((list, int), Checks._pack),
     "plan": ((list, list, list), Checks._plan),
     "reserve": ((int, int), Checks._reserve),
     "run": ((int, int, bytes, bytes, bool), Checks._run),
@@ -340,6 +351,7 @@ _CHECKS: dict[str, tuple[Sequence[type], Callable[..., Any] | None]] = {
     "sync": ((), None),
     "take": ((int, int, int), Checks._take),
     "undo": ((int,), None),
+    "unpack": ((list, list, int), Checks._unpack),
     "upload": ((int, bytes), Checks._upload),
     "write": ((int, bytes), Checks._write),
 }

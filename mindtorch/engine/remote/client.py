@@ -32,7 +32,8 @@ from .failures import Outcome, error_of
 from .generator_states import GeneratorStates
 from .host_fallback import bytes_of, run_here
 from .kept_values import KeptValues
-from .mirrors import META, Mirrors, as_bytes, sendable, view
+from .mirrors import META, Mirrors, sendable, view
+from .moved_values import copied_through_the_program
 from .one_thread import one_thread_at_a_time
 from .reads import Reads, plain_bytes
 from .replies import NEW_STORAGES, check_run
@@ -71,7 +72,7 @@ class RemoteExecutor(Session, SharedStorages):
         self.kept = KeptValues(self)
         self._mirrors = Mirrors(self._died)
         SharedStorages.__init__(self)
-        self._told = SentSegments(self._ask)
+        self._told = SentSegments(self._ask, self._uploads.room)
         self._speculation = Speculation(self)
         self._expected: set[int] = set()  # storages that will come unasked, and have not been written since
         self._small: list[int] = []  # storages that the next message may make, and that are to come unasked
@@ -165,11 +166,12 @@ class RemoteExecutor(Session, SharedStorages):
     def adopt_operand(self, tensor: torch.Tensor, index: int = 0) -> torch.Tensor:
         return self._operands.of(tensor)
 
-    def _upload(self, home: torch.UntypedStorage) -> torch.UntypedStorage:
+    def _upload(self, home: torch.UntypedStorage, tied: bool = True) -> torch.UntypedStorage:
+        """A new storage with what is in memory of the program. tied: which shares it from now on."""
         number = self._mirrors.fresh()
         data = bytes_of(home)
         storage = self._mirrors.whole(len(data), number).untyped_storage()
-        if self._uploads.send(number, home, data):
+        if self._uploads.send(number, home, data) and tied:
             self._tie(home, storage)
         return storage
 
@@ -192,7 +194,7 @@ class RemoteExecutor(Session, SharedStorages):
 
     def _write(self, number: int, data: bytes) -> None:
         self._changed(number)
-        self._ask("write", number, data, nbytes=len(data))
+        self._uploads.write(number, data)
 
     def copied_storage(self, value: torch.Tensor) -> torch.Tensor:
         self._take()
@@ -209,8 +211,11 @@ class RemoteExecutor(Session, SharedStorages):
         return False
 
     def take_from(self, other: RemoteExecutor, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Copies of the whole storages of values of another executor, as bytes: through the program, at once."""
-        return self.adopt(other.fetch(list(map(as_bytes, values)), whole=True))
+        """Copies of the whole storages of values of another executor, as bytes: through the program, at once.
+
+        They share nothing with memory of the program. What has failed there has failed here.
+        """
+        return copied_through_the_program(values, other, self)
 
     def names_of(self, mirrors: Sequence[torch.Tensor]) -> list[bytes | None]:
         """See `KeptValues.names`, of what this executor has."""

@@ -125,9 +125,10 @@ class Session:
         if message.nbytes > _WAITING:
             self._exchange()
 
-    def _exchange(self, every: bool = False) -> None:
+    def _exchange(self, every: bool = False, unasked: bool = False) -> None:
         """Send what waits, and hand out the answers. Raises the first failure that came of what is waited for; of what
-        was sent ahead only where ``every`` is to be told, or something was not written.
+        was sent ahead, and where the program has asked for nothing (``unasked``), only where ``every`` is to be told,
+        or something was not written.
 
         A signal handler of the program's may raise at any point: the message is then dealt with by the next exchange.
         """
@@ -137,7 +138,8 @@ class Session:
             failed: Exception | None = None
             while len(line) > 1:
                 error = self._oldest(every)
-                failed = failed or error
+                if not unasked or getattr(error, "lost_write", True):
+                    failed = failed or error
             if self._lost is not None:
                 raise again(self._lost)
             if failed is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,7 +19,7 @@ from .mirrors import view
 from .results import as_bytes, contents, filled, on_device, reserved
 from .sent_contents import digest_of
 from .set_aside import SetAside, is_out_of_memory
-from .wire import WireError
+from .wire import WireError, dumps, loads
 
 __all__ = ["Failed", "HeldStorages", "Poisoned"]
 
@@ -62,10 +62,17 @@ class HeldStorages:
         return self._made(number, lambda: reserved(nbytes, self._device))
 
     def fill(self, number: int, begin: int, data: bytes) -> tuple[int, str] | None:
-        """A part of the contents of what was reserved."""
-        held = self._storages.get(number)
-        if not isinstance(held, torch.Tensor):
-            return None  # there was no memory for it
+        """Other contents for a part of a storage."""
+        if isinstance(self._storages.get(number), Failed):
+            return None  # there was no memory for it, or it could not be computed
+        held = self._bytes(number)
+        if begin + len(data) > held.numel():
+            raise WireError(
+                f"expected a part of the {held.numel()} bytes of storage {number}, got {len(data)} from {begin} on"
+            )
+        if held.is_cpu:  # which needs no memory
+            filled(held, begin, data)
+            return None
         return self._made(number, lambda: filled(held, begin, data))
 
     def _made(self, number: int, make: Callable[[], torch.Tensor]) -> tuple[int, str] | None:
@@ -107,11 +114,43 @@ class HeldStorages:
 
     def give(self, number: int, ticket: int) -> tuple[int, str] | None:
         """Put a storage's contents aside for another worker. (number of the failure, why) where there is no memory."""
+        return self._put_aside(ticket, lambda: self._contents_or_failure(number))
+
+    def take(self, number: int, nbytes: int, ticket: int) -> tuple[int, int | str] | None:
+        """A new storage of what another worker gave. (failure's number, its number there) where that has failed.
+
+        The latter is 0 where nothing has come, or not all of it; and why, where there is no memory here.
+        """
+        return self._taken(number, nbytes, self._parcels.pop(ticket, 0))
+
+    def pack(self, numbers: list[int], ticket: int) -> tuple[int, str] | None:
+        """The same as `give` of several storages, under one ticket."""
+        return self._put_aside(ticket, lambda: bytes(dumps([self._contents_or_failure(each) for each in numbers])))
+
+    def unpack(self, numbers: list[int], sizes: list[int], ticket: int) -> list[tuple[int, int | str] | None]:
+        """New storages of what another worker packed. For each what `take` answers."""
+        parcel = self._parcels.pop(ticket, 0)
+        if isinstance(parcel, int):
+            found: Any = [parcel] * len(numbers)
+        else:
+            try:
+                found = loads(parcel)
+            except WireError:  # another worker's, not the program's
+                found = None
+            if not isinstance(found, list) or len(found) != len(numbers):
+                found = [0] * len(numbers)
+        return [self._taken(*each) for each in zip(numbers, sizes, found, strict=True)]
+
+    def _contents_or_failure(self, number: int) -> bytes | int:
+        try:
+            return contents(self._bytes(number))
+        except Poisoned as error:
+            return error.number
+
+    def _put_aside(self, ticket: int, make: Callable[[], bytes | int]) -> tuple[int, str] | None:
         try:
             self._memory.hold()
-            self._parcels[ticket] = contents(self._bytes(number))
-        except Poisoned as error:
-            self._parcels[ticket] = error.number
+            self._parcels[ticket] = make()
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -120,16 +159,11 @@ class HeldStorages:
             return self._failures, str(error)
         return None
 
-    def take(self, number: int, nbytes: int, ticket: int) -> tuple[int, int | str] | None:
-        """A new storage of what another worker gave. (failure's number, its number there) where that has failed.
-
-        The latter is 0 where nothing has come, or not all of it; and why, where there is no memory here.
-        """
-        found = self._parcels.pop(ticket, 0)
-        if isinstance(found, int) or len(found) != nbytes:
+    def _taken(self, number: int, nbytes: int, found: Any) -> tuple[int, int | str] | None:
+        if not isinstance(found, (bytes, bytearray)) or len(found) != nbytes:
             self._failures += 1
             self._storages[number] = Failed(self._failures)
-            return self._failures, found if isinstance(found, int) else 0
+            return self._failures, found if type(found) is int and found >= 0 else 0
         return self._made(number, lambda: on_device(bytes(found), self._device))
 
     def storage(self, number: int) -> tuple:

@@ -48,6 +48,10 @@ class Deaths:
         self._watched[id(death)] = death
         return death
 
+    def ignore(self, death: Death) -> None:
+        """Nobody wants to hear of this one, which has not died."""
+        self._watched.pop(id(death), None)
+
     def take(self) -> Iterator[Death]:
         """Each that has died since. Again, if something was raised before it was dealt with."""
         while self._dead:
@@ -70,7 +74,8 @@ class Mirrors:
         self.copies: dict[int, Any] = {}
         self._next = 1
         self.alive: dict[int, int] = {}  # number of each storage that something here can name -> its bytes there
-        self._numbers: dict[int, int] = {}  # address of a mirror's storage -> its number
+        self.nbytes = 0  # of all those
+        self._numbers: dict[int, Death] = {}  # address of a mirror's storage -> its death to come, which has its number
         self._addresses: dict[int, int] = {}  # number -> where a program may think that the storage is
         self._end = _GRAIN  # of all those
 
@@ -89,27 +94,43 @@ class Mirrors:
     def number(self, mirror: torch.Tensor, number: int) -> torch.Tensor:
         """``mirror``, whose new storage stands for that of this number from now on."""
         storage = mirror.untyped_storage()
-        self._deaths.watch(storage, number)
-        self._numbers[storage._cdata] = number
+        self._numbers[storage._cdata] = self._deaths.watch(storage, number)
         self.alive[number] = storage.nbytes()
+        self.nbytes += storage.nbytes()
         return mirror
+
+    def hand_over(self, mirror: torch.Tensor, there: Mirrors, whole: torch.Tensor) -> None:
+        """What stands for a value here stands from now on, with all that shares its storage, for what ``whole`` stands
+        for there; ``whole`` stands for nothing."""
+        self.bury()
+        there.bury()
+        storage, other = mirror.untyped_storage(), whole.untyped_storage()
+        number = there._numbers[other._cdata].number
+        there._numbers[storage._cdata] = there._deaths.watch(storage, number)
+        there._deaths.ignore(there._numbers.pop(other._cdata))
+        left = self._numbers.pop(storage._cdata)
+        self._deaths.ignore(left)
+        self._forget(left.number)
 
     def without(self, number: int) -> None:
         """This storage could not be made: it has no bytes there."""
+        self.nbytes -= self.alive.get(number, 0)
         if number in self.alive:
             self.alive[number] = 0
 
     def bury(self) -> None:
         """Have no more to do with storages that have died here."""
         for death in self._deaths.take():
-            at, number = death.at, death.number
-            if self._numbers.get(at) == number:  # the address may be another's by now
-                del self._numbers[at]
-            self.copies.pop(number, None)
-            self._addresses.pop(number, None)
-            self.dead.append(number)
-            self.alive.pop(number, None)
-            self._on_death(number)
+            if self._numbers.get(death.at) is death:  # the address may be another's by now
+                del self._numbers[death.at]
+            self._forget(death.number)
+
+    def _forget(self, number: int) -> None:
+        self.copies.pop(number, None)
+        self._addresses.pop(number, None)
+        self.dead.append(number)
+        self.nbytes -= self.alive.pop(number, 0)
+        self._on_death(number)
 
     def whole(self, nbytes: int, number: int) -> torch.Tensor:
         """What stands for a new storage of so many bytes."""
@@ -119,14 +140,14 @@ class Mirrors:
     def number_of(self, mirror: torch.Tensor) -> int:
         """The number of its storage. WireError if it is no mirror."""
         self.bury()
-        number = self._numbers.get(mirror.untyped_storage()._cdata) if mirror.layout is torch.strided else None
-        if number is None:
+        found = self._numbers.get(mirror.untyped_storage()._cdata) if mirror.layout is torch.strided else None
+        if found is None:
             raise WireError(f"expected the meta tensor that mirrors a remote value, got a tensor on {mirror.device}")
-        return number
+        return found.number
 
     def numbered(self, storage: torch.UntypedStorage) -> int:
         """The number of what a mirror's storage stands for."""
-        return self._numbers[storage._cdata]
+        return self._numbers[storage._cdata].number
 
     def describe(self, mirror: torch.Tensor) -> tuple:
         """A value as a message names it: (number, dtype, sizes, strides, offset, bits). WireError if it is none."""

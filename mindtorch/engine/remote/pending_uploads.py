@@ -31,7 +31,7 @@ class Waiting:
     @property
     def nbytes(self) -> int:
         self._mirrors.bury()
-        return sum(self._mirrors.alive.values())
+        return self._mirrors.nbytes
 
     def adopt(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         made = []

@@ -39,8 +39,8 @@ class StreamExecutor(RemoteExecutor):
         super().__init__(child.send, child.post)
         _all.add(self)
 
-    def _exchange(self, every: bool = False) -> None:
-        super()._exchange(every)
+    def _exchange(self, every: bool = False, unasked: bool = False) -> None:
+        super()._exchange(every, unasked)
         self._child.keep([message.data for message in self._line])
 
     def _forked(self) -> None:

@@ -26,6 +26,7 @@ from .client import RemoteExecutor
 from .cuts import plans
 from .division import Division, Part
 from .homes import Record
+from .mirrors import view
 from .one_thread import one_thread_at_a_time
 from .pending_uploads import Waiting
 from .pricing import ALL_ON_ONE, Plan, Work, divided_as, on_one
@@ -146,7 +147,7 @@ class PlacingExecutor(SpreadExecutor):
             each._forget_homes()
             each._mirrors.bury()
         executor._mirrors.bury()
-        return sum(executor._mirrors.alive.values())
+        return executor._mirrors.nbytes
 
     def _fits(self, segment: Any) -> bool:
         """Has the first worker room for it, whatever dies when?"""
@@ -291,15 +292,13 @@ class PlacingExecutor(SpreadExecutor):
         alone = part.moving.union(encoded.written)
         moving = {m.untyped_storage()._cdata for m, root in zip(given, roots, strict=True) if root in alone}
         moving |= elsewhere.keys() - wholes.keys()
-        moved = iter(self._settle([m for m in given if m.untyped_storage()._cdata in moving], there))
-        mirrors = [next(moved) if m.untyped_storage()._cdata in moving else m for m in given]
+        self._settle([m for m in given if m.untyped_storage()._cdata in moving], there)
         if before != now:
             if not state:
                 self.executors[before]._exchange()
             there.set_generator_state(0, plain_bytes(state[0]))
             self._generator = now
-        encoded.given[:] = zip(mirrors, roots, strict=True)
-        return [m if m in there._mirrors else _on(wholes[m.untyped_storage()._cdata], m) for m in mirrors]
+        return [m if m in there._mirrors else _on(wholes[m.untyped_storage()._cdata], m) for m in given]
 
     def changes(self, there: RemoteExecutor, number: int) -> None:
         self._copies.end_of(there, number)
@@ -324,16 +323,12 @@ class PlacingExecutor(SpreadExecutor):
                 found[value.untyped_storage()._cdata] = whole
         return found
 
-    def _moved(self, values: Sequence[torch.Tensor], owner: Any, there: RemoteExecutor) -> list[torch.Tensor]:
+    def _wholes(self, values: Sequence[torch.Tensor], owner: Any, there: RemoteExecutor) -> list[torch.Tensor]:
         if owner is self._waiting:
-            return there.adopt(self._waiting.fetch(values))
+            stored = [there._upload(t.untyped_storage()) for t in self._waiting.fetch(values)]
+            return [view(each, torch.uint8, (each.nbytes(),), (1,), 0) for each in stored]
         found = self._brought(values, there)
-        wholes = [found[value.untyped_storage()._cdata] for value in values]
-        for value, whole in zip(values, wholes, strict=True):
-            there.kept.name_as(whole, owner.kept, value)
-            self._copies.end(value, owner)
-            owner.hand_over(value.untyped_storage(), there, whole.untyped_storage())
-        return wholes
+        return [found[value.untyped_storage()._cdata] for value in values]
 
     def _copy(self, value: torch.Tensor, there: RemoteExecutor) -> torch.Tensor:
         if self.owner(value) is self._waiting:
@@ -341,11 +336,10 @@ class PlacingExecutor(SpreadExecutor):
             return _on(there.adopt(self._waiting.fetch([copied]))[0], value)
         return super()._copy(value, there)
 
-    def gather(self, values: Sequence[torch.Tensor], written: Sequence[torch.Tensor], draws: int | None) -> bool:
+    def gather(self, values: Sequence[torch.Tensor], written: Sequence[torch.Tensor], draws: int | None) -> None:
         moving = [t for t in values if t.is_meta and (self._workers is not None or t in self._waiting._mirrors)]
         there = self._where_called(moving, written, draws)
-        found = self._settle(moving, there)
-        return any(now is not before for before, now in zip(moving, found, strict=True))
+        self._settle(moving, there)
 
     # ---- values ------------------------------------------------------------------------------------------------------
     def adopt(self, tensors: Sequence[torch.Tensor], index: int = 0) -> list[torch.Tensor]:

@@ -89,8 +89,13 @@ class Reads:
         if kind == "memory":
             raise no_memory(f"no memory on the worker to send a value: {found}")
 
-    def storages(self, numbers: Iterable[int]) -> dict[int, torch.UntypedStorage]:
-        """Copies of these storages, by one message: for each the same one as long as something is on it."""
+    def storages(
+        self, numbers: Iterable[int], failed: dict[int, MaterializationError] | None = None
+    ) -> dict[int, torch.UntypedStorage]:
+        """Copies of these storages, by one message: for each the same one as long as something is on it.
+
+        failed: gets why there is nothing in a storage; then no failure is raised, but that something was not written.
+        """
         held: dict[int, torch.UntypedStorage] = {}
         answers: dict[int, tuple] = {}
         for number in numbers:
@@ -105,8 +110,14 @@ class Reads:
         asked = [number for number in numbers if number not in held and number not in answers]
         if asked:
             self._read_ahead(asked)
-            self._session._wait()
+            if failed is None:
+                self._session._wait()
+            else:
+                self._session._exchange(unasked=True)
         for number, (kind, found) in answers.items():
+            if kind == "failed" and failed is not None:
+                failed[number] = self._failures[found]
+                continue
             self._check(kind, found)
             self._keep(number, found)
             held[number] = self.copied(number, found)
@@ -136,8 +147,10 @@ class Reads:
         return storage
 
     def _alive(self, number: int) -> torch.UntypedStorage | None:
-        reference = self._mirrors.copies.get(number)
-        return None if reference is None else reference()
+        storage = self._mirrors.copies.get(number, lambda: None)()
+        if storage is not None and storage.nbytes() != self._mirrors.alive.get(number):
+            return None  # the program has resized its copy
+        return storage
 
     def copied(self, number: int, data: bytes) -> torch.UntypedStorage:
         """Memory of this process with a storage's contents."""

@@ -39,7 +39,6 @@ class Copies:
 
     def add(self, value: torch.Tensor, owner: RemoteExecutor, worker: int, whole: torch.Tensor) -> None:
         """``whole`` is one."""
-        self._executors[worker].keep_apart(whole.untyped_storage())
         self._held.setdefault(self._key(value, owner), {})[worker] = whole
 
     def end(self, value: torch.Tensor, owner: RemoteExecutor) -> None:

@@ -316,6 +316,14 @@ def _take(_request: tuple, answer: Any, _known: Known) -> None:
             within("a failure", answer[1], _MOST_NUMBER)
 
 
+def _unpack(request: tuple, answer: Any, known: Known) -> None:
+    are("unpack", (answer,), (list,))
+    if len(answer) != len(request[1]):
+        raise WireError(f"expected {len(request[1])} answers to unpack, got {len(answer)}")
+    for each in answer:
+        _take(request, each, known)
+
+
 _ANSWERS: dict[str, Callable[[tuple, Any, Known], None]] = {
     "call": _call,
     "copy": _made,
@@ -328,10 +336,12 @@ _ANSWERS: dict[str, Callable[[tuple, Any, Known], None]] = {
     "give": _made,
     "hello": _hello,
     "machine": _machine,
+    "pack": _made,
     "reserve": _made,
     "small": _small,
     "speculate": _speculated,
     "storage": _storage,
     "take": _take,
+    "unpack": _unpack,
     "upload": _made,
 }

@@ -13,6 +13,8 @@ from .definitions import Definition, definition
 
 __all__ = ["Sent", "SentSegments", "is_float"]
 
+_FEW = 10_000  # records: what a worker sets aside for messages is enough for a plan of so many
+_RECORD = 2 << 10  # bytes that a record of a plan takes there
 _MOST = 64 << 20  # bytes of plans beyond which they are all forgotten
 
 #: Of floats, these give the same on every machine, as views of them do: nothing is rounded.
@@ -41,10 +43,11 @@ def _is_exact(function: str) -> bool:
 
 
 class SentSegments:
-    """ask(name of a request, …, nbytes=…) tells the worker."""
+    """ask(name of a request, …, nbytes=…) tells the worker. room(bytes, for what) raises an error where it has no
+    memory."""
 
-    def __init__(self, ask: Callable[..., Any]) -> None:
-        self._ask = ask
+    def __init__(self, ask: Callable[..., Any], room: Callable[[int, str], None] | None = None) -> None:
+        self._ask, self._room = ask, room
         self._plans: dict[bytes, Sent] = {}  # by the structure of a segment (see mindtorch._ext.encoder)
         self._definitions: dict[bytes, tuple[int, Definition]] = {}  # calls in them by their part of it, with a number
         self._nbytes = 0
@@ -70,6 +73,8 @@ class SentSegments:
         self._nbytes = _MOST + 1
 
     def _tell(self, encoded: Encoded) -> Sent:
+        if len(encoded) > _FEW and self._room is not None:
+            self._room(len(encoded) * _RECORD, f"{len(encoded):,} operations")
         if self._nbytes > _MOST:
             self._ask("forget")
             self._plans.clear()

@@ -39,6 +39,7 @@ class SharedStorages(Executor):
         self._deaths = Deaths()
         # Address of a plain storage -> its mirror's, and its death to come: another may be at the address then.
         self._homes: dict[int, tuple[torch.UntypedStorage, Death]] = {}
+        self._tied: dict[int, set[int]] = {}  # address of a mirror's storage -> those of the plain ones
         # Address of a plain storage that was brought -> itself, what was in it, and again itself until it is looked at:
         # what writes to it may be all that has it.
         self._brought: dict[int, tuple[weakref.ref[torch.UntypedStorage], bytes, Any]] = {}
@@ -53,7 +54,18 @@ class SharedStorages(Executor):
 
     def _tie(self, plain: torch.UntypedStorage, mirror: torch.UntypedStorage) -> None:
         """As long as ``plain`` is there, what shares it is to share this one."""
+        self._drop(plain._cdata)
         self._homes[plain._cdata] = mirror, self._deaths.watch(plain)
+        self._tied.setdefault(mirror._cdata, set()).add(plain._cdata)
+
+    def _drop(self, at: int) -> tuple[torch.UntypedStorage, Death] | None:
+        found = self._homes.pop(at, None)
+        if found is not None:
+            tied = self._tied[found[0]._cdata]
+            tied.discard(at)
+            if not tied:
+                del self._tied[found[0]._cdata]
+        return found
 
     def _mirror_of(self, plain: torch.UntypedStorage) -> torch.UntypedStorage | None:
         self._forget_homes()
@@ -63,29 +75,25 @@ class SharedStorages(Executor):
         for death in self._deaths.take():
             if self._homes.get(death.at, (None, None))[1] is death:
                 self._brought.pop(death.at, None)
-                del self._homes[death.at]
+                self._drop(death.at)
 
     def _untie(self, plain: torch.UntypedStorage) -> None:
         """It has become something else."""
-        tied = self._homes.pop(plain._cdata, None)
+        tied = self._drop(plain._cdata)
         if tied is not None:
             self._mirrors.copies.pop(self._mirrors.numbered(tied[0]), None)
         self._brought.pop(plain._cdata, None)
 
     def hand_over(self, mirror: torch.UntypedStorage, there: SharedStorages, now: torch.UntypedStorage) -> None:
-        """A storage moves to another executor: memory here that shares it does so there from now on."""
-        for at, (tied, death) in list(self._homes.items()):
-            if tied._cdata == mirror._cdata and (plain := death()) is not None:
-                del self._homes[at]
+        """Memory here that shares a storage shares another one from now on, of that executor."""
+        self._forget_homes()
+        for at in list(self._tied.get(mirror._cdata, ())):
+            plain, brought = self._homes[at][1](), self._brought.pop(at, None)
+            self._drop(at)
+            if plain is not None:
                 there._tie(plain, now)
-                if at in self._brought:
-                    there._brought[at] = self._brought.pop(at)
-
-    def keep_apart(self, mirror: torch.UntypedStorage) -> None:
-        """No memory here shares a storage: it is a copy of another executor's."""
-        for at, (tied, _death) in list(self._homes.items()):
-            if tied._cdata == mirror._cdata:
-                del self._homes[at]
+                if brought is not None:
+                    there._brought[at] = brought
 
     def home(self, memory: torch.UntypedStorage) -> int:
         mirror = self._mirror_of(memory)
@@ -114,7 +122,6 @@ class SharedStorages(Executor):
             if plain is None:
                 continue
             now = bytes_of(plain)
-            self._brought[at] = reference, now, None
             if len(now) != len(before):
                 del self._brought[at]
                 raise _resized()
@@ -122,6 +129,7 @@ class SharedStorages(Executor):
                 number = self._number_of(plain)
                 self._write(number, now)
                 self._mirrors.copies[number] = reference
+            self._brought[at] = reference, now, None  # not before: a signal handler may have come in between
 
     def _here(self, mirrors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The values as plain tensors on their whole storages: for each the same one as long as something holds it.

@@ -17,7 +17,9 @@ from ..execute.machine import Machine
 from ..record.arguments import tensors_in
 from .client import RemoteExecutor
 from .mirrors import META, view
+from .moved_values import received
 from .one_thread import one_thread_at_a_time
+from .postponed_moves import SMALL, PostponedMoves
 
 if TYPE_CHECKING:
     from ..._ext.encoder import Encoded
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["SpreadExecutor"]
 
 _APART = 44  # bits of the addresses of one executor
+_WORTH_SENDING = 8  # records: a worker begins with so many while the program goes on, when it moves what they give
 
 
 @one_thread_at_a_time
@@ -45,6 +48,8 @@ class SpreadExecutor(Executor):
         self.executors = tuple(found)
         self._holders: tuple[Any, ...] = self.executors  # of values
         self.device, self.place, self.count = found[0].device, META, len(found)
+        self._postponed = PostponedMoves()
+        self._last = dict.fromkeys(found, 0)  # how many records each was given last
         for executor in found:
             executor.among = self
 
@@ -79,6 +84,7 @@ class SpreadExecutor(Executor):
         keeper = around_segments.keeper
         for index, part in self._parts(segment):
             there = self._at(index)
+            self._last[there] = len(part)
             run = there.submit if keeper is None else functools.partial(keeper.submit, there)
             try:
                 run(part)
@@ -95,9 +101,9 @@ class SpreadExecutor(Executor):
     def settle_given(self, encoded: Encoded, there: RemoteExecutor, whole: bool = False) -> list[torch.Tensor]:
         """Let ``there`` have all that a segment begins with: it is going to run there. Returns what it reads of each.
         whole: that is each value itself, and no copy."""
-        mirrors = self._settle([mirror for mirror, _root in encoded.given], there)
-        encoded.given[:] = zip(mirrors, [root for _mirror, root in encoded.given])
-        return mirrors
+        given = [mirror for mirror, _root in encoded.given]
+        self._settle(given, there)
+        return given
 
     def changes(self, there: RemoteExecutor, number: int) -> None:
         """A storage that ``there`` has is no more, or may have other contents."""
@@ -106,45 +112,32 @@ class SpreadExecutor(Executor):
         """Let ``there`` have what a segment writes to of what it begins with: it is not run, its values are there."""
         roots = set(encoded.written)
         written = {mirror.untyped_storage()._cdata for mirror, root in encoded.given if root in roots}
-        at = [k for k, (mirror, _root) in enumerate(encoded.given) if mirror.untyped_storage()._cdata in written]
-        for k, mirror in zip(at, self._settle([encoded.given[k][0] for k in at], there)):
-            encoded.given[k] = mirror, encoded.given[k][1]
+        self._settle([mirror for mirror, _root in encoded.given if mirror.untyped_storage()._cdata in written], there)
 
-    def _settle(self, mirrors: Sequence[torch.Tensor], there: RemoteExecutor) -> list[torch.Tensor]:
-        """The same values, on storages that ``there`` has from now on, with all that shares those."""
-        moving: dict[int, torch.Tensor] = {}  # by what its storage was
+    def _settle(self, mirrors: Sequence[torch.Tensor], there: RemoteExecutor) -> None:
+        """Let ``there`` have the storages of these from now on: the same mirrors stand for what is there then."""
+        moving: dict[int, torch.Tensor] = {}  # by storage
         for mirror in mirrors:
             if mirror not in there._mirrors:
                 moving.setdefault(mirror.untyped_storage()._cdata, mirror)
         if not moving:
-            return list(mirrors)
-        owners: dict[Any, list[int]] = {}
-        for key, mirror in moving.items():
-            owners.setdefault(self.owner(mirror), []).append(key)
-        moved: dict[int, torch.Tensor] = {}
-        for owner, keys in owners.items():
-            moved.update(zip(keys, self._moved([moving[key] for key in keys], owner, there), strict=True))
-        made: dict[int, torch.Tensor] = {}  # one for each that stood for a value
+            return
+        owners: dict[Any, list[torch.Tensor]] = {}
+        for mirror in moving.values():
+            owners.setdefault(self.owner(mirror), []).append(mirror)
+        for mirror, goal in self._postponed.all():  # what comes from the same executors comes along
+            if goal is there and mirror.untyped_storage()._cdata not in moving:
+                owner = self.owner(mirror)
+                if owner in owners:
+                    owners[owner].append(mirror)
+        for owner, values in owners.items():
+            for value, whole in zip(values, self._wholes(values, owner, there), strict=True):
+                received(value, owner, whole, there)
+                self._postponed.end(value)
 
-        def now(mirror: torch.Tensor) -> torch.Tensor:
-            whole = moved.get(mirror.untyped_storage()._cdata)
-            if whole is None:
-                return mirror
-            if id(mirror) not in made:
-                made[id(mirror)] = _on(whole, mirror)
-            return made[id(mirror)]
-
-        for slot, value in _core.computed():
-            if value.is_meta and value.layout is torch.strided and value.untyped_storage()._cdata in moved:
-                _core.exchange(slot, value, now(value))
-        return [now(mirror) for mirror in mirrors]
-
-    def _moved(self, values: Sequence[torch.Tensor], owner: Any, there: RemoteExecutor) -> list[torch.Tensor]:
-        """What ``there`` has for the storages of these from now on."""
-        found = there.take_from(owner, values)
-        for value, whole in zip(values, found, strict=True):
-            there.kept.name_as(whole, owner.kept, value)
-        return found
+    def _wholes(self, values: Sequence[torch.Tensor], owner: Any, there: RemoteExecutor) -> list[torch.Tensor]:
+        """Copies there of the storages of these, for each one of its own."""
+        return there.take_from(owner, values)
 
     @property
     def waits(self) -> int:  # type: ignore[override]
@@ -185,6 +178,7 @@ class SpreadExecutor(Executor):
         named: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
         written = [t for t in tensors_in([named[w] for w in info.writes if w in named]) if t.is_meta]
         there = self._where_called(given, written, draws)
+        self.arrive(given)
         # What is elsewhere: as copies, which die with the call.
         now = {id(a): self._copy(a, there) for a in given if a not in there._mirrors}
 
@@ -213,7 +207,25 @@ class SpreadExecutor(Executor):
 
     def move(self, value: torch.Tensor, index: int) -> torch.Tensor:
         there = self._at(index)
-        return value if value in there._mirrors else self._copy(value, there)
+        if value in there._mirrors:
+            return value
+        if value.untyped_storage().nbytes() > SMALL:
+            return self._copy(value, there)
+        owner = self.owner(value)
+        if self._postponed.add(value, there):
+            self.arrive([mirror for mirror, _goal in self._postponed.all()])
+        elif self._last[owner] >= _WORTH_SENDING and owner.ahead:
+            owner.begin()
+        return value
+
+    def arrive(self, values: Sequence[torch.Tensor]) -> None:
+        """Let those of these that are to be on another executor be there now."""
+        goals: dict[RemoteExecutor, list[torch.Tensor]] = {}
+        for value in values:
+            if value.is_meta and (goal := self._postponed.goal(value)) is not None:
+                goals.setdefault(goal, []).append(value)
+        for goal, coming in goals.items():
+            self._settle(coming, goal)
 
     # ---- values ------------------------------------------------------------------------------------------------------
     def fetch(self, values: Sequence[torch.Tensor], whole: bool = False) -> list[torch.Tensor]:
@@ -226,6 +238,7 @@ class SpreadExecutor(Executor):
         return [found[k] for k in range(len(values))]
 
     def address(self, value: torch.Tensor) -> int:
+        self.arrive([value])
         owner = self.owner(value)
         found = owner.address(value)
         return found and (self._holders.index(owner) << _APART) + found
@@ -234,6 +247,7 @@ class SpreadExecutor(Executor):
         return self._at(index).adopt(tensors)
 
     def copied_storage(self, value: torch.Tensor) -> torch.Tensor:
+        self.arrive([value])
         return self.owner(value).copied_storage(value)
 
     def home(self, memory: torch.UntypedStorage) -> int:

@@ -61,20 +61,42 @@ class Uploads:
             self.contents.call(number, digest or hashlib.sha256(data).digest())
         return True
 
+    def write(self, number: int, data: bytes) -> None:
+        """Let a storage that is there have other contents, as many bytes."""
+        if len(data) > _PART:
+            self._parts(number, data, functools.partial(self._missed, number, lambda: None, len(data)))
+        else:
+            self._executor._ask("write", number, data, nbytes=len(data))
+
+    def room(self, nbytes: int, what: str) -> None:
+        """OutOfMemoryError unless the worker has so much memory besides what it sets aside for messages: a message that
+        takes more than there is would be the end of the session."""
+        found: list[tuple[int, str] | None] = []
+        number = self._executor._mirrors.fresh()
+        self._executor._ask("reserve", number, nbytes, answer=found.append)
+        self._executor._ask("free", [number])
+        if not found:
+            self._executor._exchange(unasked=True)
+        if found[0] is not None:
+            raise no_memory(f"no memory for a plan of {what} on the worker: {found[0][1]}")
+
     def copy(self, number: int, source: int, nbytes: int) -> Entry:
         """What asks for a storage that is a copy of another."""
         return ("copy", number, source), functools.partial(self._missed, number, lambda: None, nbytes)
 
     def _in_parts(self, number: int, data: bytes, missed: Missed) -> None:
-        """A part is sent while the next one is made."""
         executor = self._executor
         executor._ask("reserve", number, len(data), answer=missed)
         if len(data) > _LARGE:
             executor._exchange()
         if self._absent != number:
-            for begin in range(0, len(data), _PART):
-                executor._ask("fill", number, begin, data[begin : begin + _PART], answer=missed)
-                executor._send_on()
+            self._parts(number, data, missed)
+
+    def _parts(self, number: int, data: bytes, missed: Missed) -> None:
+        """A part is sent while the next one is made."""
+        for begin in range(0, len(data), _PART):
+            self._executor._ask("fill", number, begin, data[begin : begin + _PART], answer=missed)
+            self._executor._send_on()
 
     def _is_read_there(self, number: int, home: torch.UntypedStorage, digest: bytes, missed: Missed) -> bool:
         """Does the worker make this storage from a file that it sees, too?"""

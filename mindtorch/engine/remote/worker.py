@@ -400,9 +400,7 @@ class Worker(HeldStorages):
 
 
 #: Requests that make values, or take next to no memory; all others may take what is set aside.
-_HOLDING = frozenset(
-    {"call", "copy", "fill", "free", "give", "reserve", "run", "seen", "small", "speculate", "take", "upload"}
-)
+_HOLDING = frozenset("call copy fill free give pack reserve run seen small speculate take unpack upload".split())
 #: What a request is answered with where there is no memory for it, given why. Others must not fail.
 _WITHOUT_MEMORY: dict[str, Callable[..., Any]] = {
     "call": lambda _worker, why, *_given: ("raised", OUT_OF_MEMORY, why),
