@@ -633,7 +633,7 @@ cdef dict _differentiating = {}                # by number: threads that began a
 
 cdef object first_pass():
     """The calling thread's."""
-    for number, thread in list(_differentiating.items()):
+    for number, thread in _differentiating.copy().items():
         if not thread.is_alive():
             _differentiating.pop(number, None)
     _differentiating[threading.get_ident()] = threading.current_thread()
@@ -645,7 +645,7 @@ def differentiates_elsewhere():
     Torch writes and frees gradients without the GIL: what gets at another thread's meanwhile may crash.
     """
     own = threading.get_ident()
-    for number, thread in list(_differentiating.items()):
+    for number, thread in _differentiating.copy().items():
         if number != own and thread.is_alive():
             return True
     return False

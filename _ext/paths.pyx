@@ -244,7 +244,7 @@ def first_parameter(root):
 def named_modules(root):
     """(name, module) of the module itself, its name empty, and all under it, each once, parents first."""
     cdef set seen = set()
-    cdef list todo = [("", root)], found = []
+    cdef list todo = [("", root)], found = [], below
     cdef object name, module, children
     while todo:
         name, module = todo.pop()
@@ -254,8 +254,10 @@ def named_modules(root):
         found.append((name, module))
         children = module._modules
         if children:
-            todo.extend(reversed([(f"{name}.{child}" if name else child, held)
-                                  for child, held in list(children.items())]))
+            below = []
+            for child, held in children.copy().items():
+                below.append((f"{name}.{child}" if name else child, held))
+            todo.extend(reversed(below))
     return found
 
 
@@ -266,7 +268,7 @@ def named_tensors(root):
     cdef object kind, prefix, module, name, tensor
     for kind in ("_parameters", "_buffers"):
         for prefix, module in every:
-            for name, tensor in list(getattr(module, kind).items()):
+            for name, tensor in getattr(module, kind).copy().items():
                 if tensor is not None and <uintptr_t> <PyObject *> tensor not in seen:
                     seen.add(<uintptr_t> <PyObject *> tensor)
                     found.append((f"{prefix}.{name}" if prefix else name, tensor))
@@ -436,7 +438,7 @@ cdef uint32_t locate(object child, PyObject **stack, const uint32_t *ids, uint32
     while i > 0:                               # deeper, or held by a module further out
         i -= 1
         ancestor = <object> stack[i]
-        for name, module in ancestor.named_modules():
+        for name, module in named_modules(ancestor):
             if module is child and name:
                 path = intern_steps(ancestor, ids[i], name, cls)
                 remember(<PyObject *> child, caller, path, False)

@@ -74,7 +74,7 @@ class SharedStorages(Executor):
 
     def hand_over(self, mirror: torch.UntypedStorage, there: SharedStorages, now: torch.UntypedStorage) -> None:
         """A storage moves to another executor: memory here that shares it does so there from now on."""
-        for at, (tied, death) in list(self._homes.items()):
+        for at, (tied, death) in self._homes.copy().items():
             if tied._cdata == mirror._cdata and (plain := death()) is not None:
                 del self._homes[at]
                 there._tie(plain, now)
@@ -83,7 +83,7 @@ class SharedStorages(Executor):
 
     def keep_apart(self, mirror: torch.UntypedStorage) -> None:
         """No memory here shares a storage: it is a copy of another executor's."""
-        for at, (tied, _death) in list(self._homes.items()):
+        for at, (tied, _death) in self._homes.copy().items():
             if tied._cdata == mirror._cdata:
                 del self._homes[at]
 
@@ -109,7 +109,7 @@ class SharedStorages(Executor):
         if not self._brought:
             return
         self._forget_homes()
-        for at, (reference, before, _plain) in list(self._brought.items()):
+        for at, (reference, before, _plain) in self._brought.copy().items():
             plain = reference()
             if plain is None:
                 continue

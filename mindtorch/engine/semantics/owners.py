@@ -70,7 +70,7 @@ def _search(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
     holders: dict[int, list[tuple[torch.nn.Module, str]]] = defaultdict(list)
     for holder in paths.living(torch.nn.Module):
         children = vars(holder).get("_modules")
-        for name, child in list(children.items()) if isinstance(children, dict) else ():  # a scripted one has another
+        for name, child in children.copy().items() if isinstance(children, dict) else ():  # a scripted one has another
             if child is not None:
                 holders[id(child)].append((holder, name))
     # From the module outwards, the nearest first.

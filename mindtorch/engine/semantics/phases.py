@@ -247,8 +247,9 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
 def unpatch() -> None:
     _held.undo()
     for held in _steps, _unhooked:
-        for kind in list(held):
-            _put_back(kind, held)
+        for ref in held.keyrefs():  # a list: other threads may make classes meanwhile
+            if (kind := ref()) is not None:
+                _put_back(kind, held)
     _optimizers.clear()
 
 

@@ -153,7 +153,7 @@ class Registered:
 
     def roles(self, made_only: bool = False) -> list[Role]:
         """Of all parameters that are alive; or of those that modules were given within the block."""
-        refs = [ref for key, ref in list(self._refs.items()) if not made_only or key in self._made]
+        refs = [ref for key, ref in self._refs.copy().items() if not made_only or key in self._made]
         alive = [parameter for ref in refs if (parameter := ref()) is not None]
         return [(alive, PARAMETERS), (_gradients(alive), GRADIENTS)]
 
