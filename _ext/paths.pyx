@@ -12,7 +12,7 @@ from libc.stdlib cimport calloc, free, realloc
 import gc
 import sys
 
-from .interpreter cimport mt_alive, mt_class_name, mt_is_referent    # nn.Module's subclasses are heap types
+from .interpreter cimport mt_alive, mt_class_name, mt_is_a, mt_is_referent    # nn.Module's subclasses are heap types
 
 cdef extern from *:
     """
@@ -47,7 +47,6 @@ cdef extern from *:
         return name;
     }
     static inline int mt_same_str(PyObject *a, PyObject *b) { return a == b || PyUnicode_Compare(a, b) == 0; }
-    static inline int mt_is_a(PyObject *o, PyObject *kind) { return PyObject_TypeCheck(o, (PyTypeObject *)kind); }
     """
     PyObject *mt_child(PyObject *module, PyObject *modules_str, PyObject *name) noexcept
     PyObject *mt_name_of(PyObject *module, PyObject *modules_str, PyObject *child, int few) noexcept
@@ -57,7 +56,6 @@ cdef extern from *:
     void PyErr_Clear() noexcept
     void PyErr_SetObject(PyObject *kind, PyObject *value) noexcept
     void Py_XDECREF(PyObject *p) noexcept
-    bint mt_is_a(object ob, object kind) noexcept          # kind: a class
     void incref "Py_INCREF" (PyObject *p) noexcept
 
 cdef enum:
@@ -536,7 +534,7 @@ def living(kind):
     if not isinstance(kind, type):
         raise TypeError(f"[living] expected a class, got {type(kind).__name__}")
     for thing in gc.get_objects():
-        if mt_is_a(thing, kind):
+        if mt_is_a(<PyObject *> thing, <PyObject *> kind):
             found.append(thing)
     return found
 

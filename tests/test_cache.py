@@ -19,11 +19,7 @@ from mindtorch.engine.cache import content_names
 from mindtorch.engine.execute.local import add_op_observer, remove_op_observer
 from tests.caching import LAZY, counts, up
 
-
-@pytest.fixture(autouse=True)
-def nothing_counted() -> None:
-    mindtorch.flush("test")
-    mindtorch.reset_stats()
+pytestmark = pytest.mark.usefixtures("nothing_counted")
 
 
 @contextmanager

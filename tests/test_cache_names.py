@@ -12,11 +12,7 @@ import mindtorch
 from mindtorch.engine.cache import content_names
 from tests.caching import LAZY, again, up
 
-
-@pytest.fixture(autouse=True)
-def nothing_counted() -> None:
-    mindtorch.flush("test")
-    mindtorch.reset_stats()
+pytestmark = pytest.mark.usefixtures("nothing_counted")
 
 
 def test_L14_the_same_call_of_the_same_bits_is_found() -> None:

@@ -16,13 +16,9 @@ from mindtorch.engine.remote.worker import Worker
 from tests.caching import LAZY, counts, up
 from tests.executors import using
 
+pytestmark = pytest.mark.usefixtures("nothing_counted")
+
 LARGE = 5000  # floats, which do not come unasked
-
-
-@pytest.fixture(autouse=True)
-def nothing_counted() -> None:
-    mindtorch.flush("test")
-    mindtorch.reset_stats()
 
 
 @pytest.fixture

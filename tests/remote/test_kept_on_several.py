@@ -18,14 +18,10 @@ from mindtorch.engine.remote.worker import Worker
 from tests.caching import LAZY, counts, up
 from tests.executors import Anywhere, using
 
+pytestmark = pytest.mark.usefixtures("nothing_counted")
+
 WIDTH = 64
 LIMIT = 3 * WIDTH * WIDTH * 4  # bytes of a worker: a model has six such weights
-
-
-@pytest.fixture(autouse=True)
-def nothing_counted() -> None:
-    mindtorch.flush("test")
-    mindtorch.reset_stats()
 
 
 @pytest.fixture

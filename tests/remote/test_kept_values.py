@@ -19,13 +19,9 @@ from mindtorch.engine.remote.worker import Worker
 from tests.caching import LAZY, counts, up
 from tests.executors import using
 
+pytestmark = pytest.mark.usefixtures("nothing_counted")
+
 GRAIN = 1 << 16  # from so many bytes on, an upload has a digest without a cache
-
-
-@pytest.fixture(autouse=True)
-def nothing_counted() -> None:
-    mindtorch.flush("test")
-    mindtorch.reset_stats()
 
 
 @pytest.fixture

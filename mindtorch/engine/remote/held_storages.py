@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -69,14 +69,19 @@ class HeldStorages:
         return self._made(number, lambda: filled(held, begin, data))
 
     def _made(self, number: int, make: Callable[[], torch.Tensor]) -> tuple[int, str] | None:
+        return self._put(self._storages, number, make, Failed)
+
+    def _put(
+        self, there: dict[int, Any], key: int, make: Callable[[], Any], failed: Callable[[int], Any]
+    ) -> tuple[int, str] | None:
         try:
             self._memory.hold()
-            self._storages[number] = make()
+            there[key] = make()
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             self._failures += 1
-            self._storages[number] = Failed(self._failures)
+            there[key] = failed(self._failures)
             return self._failures, str(error)
         return None
 
@@ -108,17 +113,10 @@ class HeldStorages:
     def give(self, number: int, ticket: int) -> tuple[int, str] | None:
         """Put a storage's contents aside for another worker. (number of the failure, why) where there is no memory."""
         try:
-            self._memory.hold()
-            self._parcels[ticket] = contents(self._bytes(number))
+            return self._put(self._parcels, ticket, lambda: contents(self._bytes(number)), int)
         except Poisoned as error:
             self._parcels[ticket] = error.number
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            self._failures += 1
-            self._parcels[ticket] = self._failures
-            return self._failures, str(error)
-        return None
+            return None
 
     def take(self, number: int, nbytes: int, ticket: int) -> tuple[int, int | str] | None:
         """A new storage of what another worker gave. (failure's number, its number there) where that has failed.

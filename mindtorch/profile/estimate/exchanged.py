@@ -182,10 +182,6 @@ def _async(opts: Any) -> bool:
     return bool(getattr(opts, "asyncOp", True))
 
 
-def _root(opts: Any) -> int:
-    return int(getattr(opts, "rootRank", 0))
-
-
 def _keep(target: torch.Tensor, source: torch.Tensor | None, change: Callable[[Any], Any] | None = None) -> None:
     """``target`` now holds what ``source`` does, if that is known; None: what nobody knows."""
     handle = _core.get_handle(target)
