@@ -431,15 +431,6 @@ def no_call_remembered() -> Iterator[None]:
 
 
 @pytest.fixture
-def nothing_counted() -> None:
-    """Nothing is pending, and counts begin at 0."""
-    import mindtorch
-
-    mindtorch.flush("test")
-    mindtorch.reset_stats()
-
-
-@pytest.fixture
 def nothing_pending() -> Iterator[None]:
     """What one test left to fail must not fail in the next."""
     import mindtorch
