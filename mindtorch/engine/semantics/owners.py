@@ -98,24 +98,13 @@ def _names(model: torch.nn.Module, below: Mapping[int, tuple[torch.nn.Module, st
 
 
 # ---- what a module holds ---------------------------------------------------------------------------------------------
-def named_modules(root: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-    """The module itself, its name empty, and all under it, each once, parents first."""
-    return paths.named_modules(root)
-
-
-def modules(root: torch.nn.Module) -> list[torch.nn.Module]:
-    """The same without names, which take many times as long."""
-    return paths.modules_under(root)
-
-
-def first_parameter(root: torch.nn.Module) -> torch.nn.Parameter | None:
-    found: torch.nn.Parameter | None = paths.first_parameter(root)
-    return found
-
-
-def named_tensors(root: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Parameters, then buffers, each once."""
-    return paths.named_tensors(root)
+#: The module itself, its name empty, and all under it, each once, parents first.
+named_modules = paths.named_modules
+#: The same without names, which take many times as long.
+modules = paths.modules_under
+first_parameter = paths.first_parameter
+#: Parameters, then buffers, each once.
+named_tensors = paths.named_tensors
 
 
 def held(module: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.Tensor]]:

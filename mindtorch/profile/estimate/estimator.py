@@ -158,7 +158,7 @@ class Estimator(Run):
         undo.enter_context(self._host_time)
         data_loading.on_fetch(self._host_time.loads)
         undo.enter_context(self.lines)
-        undo.enter_context(between(phases.add_listener, phases.remove_listener, self._saw_optimizer))
+        undo.enter_context(between(phases.listeners.append, phases.listeners.remove, self._saw_optimizer))
         self._saw_what_is_there()
         self._runs = True
 

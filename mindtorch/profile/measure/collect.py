@@ -167,7 +167,7 @@ class Profiler(Run):
             self.registered.look()
         undo.enter_context(between(owners.watching.append, owners.watching.remove, collector.aside))
         undo.enter_context(between(modules.add_listener, modules.remove_listener, self._saw_root))
-        undo.enter_context(between(phases.add_listener, phases.remove_listener, self._saw_optimizer))
+        undo.enter_context(between(phases.listeners.append, phases.listeners.remove, self._saw_optimizer))
         self._saw_what_is_there()
         undo.enter_context(between(_active.append, _active.remove, self))
         now = time.perf_counter_ns()
