@@ -12,6 +12,7 @@ import contextlib
 import json
 import logging
 import os
+import select
 import signal
 import socket
 import sys
@@ -94,12 +95,48 @@ class Broker:
         self, address: str | None, folder: str | None, cpus: int, gpus: int, memory: int, path: list[str],
         environment: dict[str, Any] | None, who: dict[str, str],
     ) -> dict[str, Any]:  # fmt: skip
+        if folder is not None:
+            private_cluster.make(folder)
+            self._folder = folder
+            self._guard(folder)
+        open_ = threading.Event()
+        threading.Thread(target=self._leave_with_the_program, args=(open_,), daemon=True).start()
+        try:
+            return self._opened(address, folder, cpus, gpus, memory, path, environment, who)
+        finally:
+            open_.set()
+
+    def _leave_with_the_program(self, open_: threading.Event) -> None:
+        """End if the program does before Ray has started, which takes seconds: nobody reads the socket until then."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLHUP)
+        while not open_.is_set():
+            if poll.poll(200) and not open_.is_set():
+                os._exit(1)
+
+    def _guard(self, folder: str) -> None:
+        """Have a process that removes the folder when this one has ended, however it does."""
+        ended, self._goes_on = os.pipe()  # no other process has the second: they are started without
+        if os.fork():
+            os.close(ended)
+            return
+        try:
+            for first, last in ((3, ended), (ended + 1, os.sysconf("SC_OPEN_MAX"))):
+                os.closerange(first, last)
+            os.read(ended, 1)
+            private_cluster.clear(folder, os.getsid(0))
+        finally:
+            os._exit(0)
+
+    def _opened(
+        self, address: str | None, folder: str | None, cpus: int, gpus: int, memory: int, path: list[str],
+        environment: dict[str, Any] | None, who: dict[str, str],
+    ) -> dict[str, Any]:  # fmt: skip
         import ray
         import ray._private.node as node
         import ray._private.utils as utils
         import ray._private.worker as worker
 
-        self._folder = folder
         # What Ray tells of other processes' ends is not for the program, which is told once, in our words.
         worker.listen_error_messages = lambda *args: None
         if address is None:
@@ -258,8 +295,6 @@ class Broker:
 
                 ray.shutdown()
         finally:
-            if self._folder is not None:
-                private_cluster.clear(self._folder, os.getsid(0))
             os._exit(code)
 
 

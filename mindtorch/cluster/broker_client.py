@@ -187,5 +187,5 @@ def _close(ours: socket.socket, process: subprocess.Popen[bytes], folder: str | 
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    if folder is not None and os.path.isdir(folder):  # the broker removes it, unless it was ended before
+    if folder is not None and os.path.isdir(folder):  # its guard removes it, unless that was ended, too
         private_cluster.clear(folder, process.pid)

@@ -91,6 +91,7 @@ def started(
     if join is None and private_cluster.answers(host, port):
         raise UsageError(f"[worker] expected a free port, got {host}:{port}, which is in use")
     folder = private_cluster.private_folder()
+    private_cluster.make(folder)
     variables = private_cluster.environment(dict(os.environ)) | {"RAY_AUTH_TOKEN": token}
     if files:
         variables["GENIE_WORKER_FILES"] = os.pathsep.join(files)

@@ -12,19 +12,33 @@ import time
 from contextlib import suppress
 from typing import Any
 
-__all__ = ["answers", "clear", "environment", "joining", "own_address", "private_folder", "store", "without_services"]
+__all__ = [
+    "answers",
+    "clear",
+    "environment",
+    "joining",
+    "make",
+    "own_address",
+    "private_folder",
+    "store",
+    "without_services",
+]
 
 # Names of sockets have at most 107 bytes, and Ray's session adds "/r/session_<26>_<pid>/sockets/plasma_store" and more.
 _LONGEST = 36
 
 
 def private_folder() -> str:
-    """A new folder that nobody else can look into: Ray's own below it would be open to all."""
+    """The name of a new folder, which `make` makes. Whoever makes it removes it: a program that is killed does not."""
     for parent in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
-        if len(parent) <= _LONGEST - len("/genie-12345678"):
-            with suppress(OSError):
-                return tempfile.mkdtemp(prefix="genie-", dir=parent)
+        if len(parent) <= _LONGEST - len("/genie-12345678") and os.access(parent, os.W_OK | os.X_OK):
+            return os.path.join(parent, f"genie-{secrets.token_hex(4)}")
     raise OSError(f"expected a folder for temporary files with a name of at most 20 bytes, got {tempfile.gettempdir()}")
+
+
+def make(folder: str) -> None:
+    """Make it, so that nobody else can look into it: Ray's own below it would be open to all."""
+    os.mkdir(folder, 0o700)
 
 
 def environment(given: dict[str, str]) -> dict[str, str]:
@@ -100,25 +114,29 @@ def store(folder: str, memory: int) -> dict[str, Any]:
 
 def clear(folder: str, session: int) -> None:
     """End whatever of the cluster is still there, in its broker's session, and remove its folder."""
-    for _ in range(20):
+    quiet = 0
+    for _ in range(40):
         left = _left(folder, session)
-        if not left:
-            break
         for process in left:
             with suppress(OSError):
                 os.kill(process, signal.SIGKILL)
+        shutil.rmtree(folder, ignore_errors=True)
+        quiet = 0 if left or os.path.exists(folder) else quiet + 1
+        if quiet == 3:  # one that had only begun may have made files since
+            return
         time.sleep(0.05)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _left(folder: str, session: int) -> list[int]:
-    """Processes of a session that have a file below a folder open: each of Ray's has a log there."""
+    """Processes of a session that have a file below a folder open or were told of it, as each of Ray's."""
     found = []
     for name in os.listdir("/proc"):
         process = int(name) if name.isdigit() else 0
         with suppress(OSError):
             if process and process != os.getpid() and os.getsid(process) == session:
                 files = f"/proc/{name}/fd"
-                if any(os.readlink(f"{files}/{fd}").startswith(folder + "/") for fd in os.listdir(files)):
+                with open(f"/proc/{name}/cmdline", "rb") as file:
+                    told = f"{folder}/".encode() in file.read()
+                if told or any(os.readlink(f"{files}/{fd}").startswith(folder + "/") for fd in os.listdir(files)):
                     found.append(process)
     return found

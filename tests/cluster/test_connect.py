@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from mindtorch.cluster.broker_client import Link
 from mindtorch.cluster.ray_executor import RayExecutor
 
 from ..remote.test_pipe import gone, is_there
+from .blows import outside
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'mindtorch-genie[ray]'")
 LAZY = "remote_accelerator:0"
@@ -338,10 +340,25 @@ def test_R3_a_private_folder_leaves_room_for_the_names_of_sockets(
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     folder = private_cluster.private_folder()
+    assert len(f"{folder}/r/session_2026-11-23_07-19-56_489851_4194304/sockets/plasma_store") < 107
+    assert not os.path.exists(folder), "it is made by whoever removes it"
+
+
+KILLED = """
+import os, signal, sys
+from mindtorch.cluster import broker_client
+broker_client.Link.ask = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL)
+broker_client.Link(None, cpus=1, gpus=0)
+"""
+
+
+def test_R4_a_program_that_is_killed_before_its_cluster_begins_leaves_no_folder() -> None:
+    folder = tempfile.mkdtemp(prefix="gf", dir="/tmp")
     try:
-        assert len(f"{folder}/r/session_2026-11-23_07-19-56_489851_4194304/sockets/plasma_store") < 107
+        done = subprocess.run([sys.executable, "-c", KILLED], env={**outside(), "TMPDIR": folder}, timeout=60)
+        assert done.returncode == -signal.SIGKILL and os.listdir(folder) == []
     finally:
-        os.rmdir(folder)
+        shutil.rmtree(folder)
 
 
 def test_R4_signals_of_the_terminal_are_for_the_program(link: Link) -> None:

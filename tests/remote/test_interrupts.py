@@ -6,8 +6,10 @@ At every line: ``pytest tests/remote/test_interrupts.py --lines 1``.
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 import torch
 
 import mindtorch
+from mindtorch.engine.remote import speculation
 
 LAZY = "remote_accelerator:0"
 FILES = (
@@ -26,6 +29,7 @@ FILES = (
     "mirrors.py",
     "definitions.py",
     "shared_storages.py",
+    "speculation.py",
 )
 
 
@@ -88,10 +92,8 @@ class Resuming(mindtorch.LoopbackExecutor):
         return next(reply for known, reply in zip(self._arrived, self._replies, strict=True) if known is message)
 
 
-def program(device: str, handler: Handler | None = None) -> list[object]:
-    """A loop with new shapes, writes, small integers, and reads, the n-th of whose lines is struck."""
-    seen: list[object] = []
-    p, count = torch.linspace(-1, 1, 40).to(device), torch.zeros(1, dtype=torch.int64).to(device)
+def reader(seen: list[object], handler: Handler | None) -> Callable[[torch.Tensor], None]:
+    """Reads a value, once more where that is struck."""
 
     def read(t: torch.Tensor) -> None:
         while True:
@@ -105,6 +107,14 @@ def program(device: str, handler: Handler | None = None) -> list[object]:
             finally:
                 sys.settrace(None)
 
+    return read
+
+
+def program(device: str, handler: Handler | None = None) -> list[object]:
+    """New shapes, writes, small integers, and reads, the n-th of whose lines is struck."""
+    seen: list[object] = []
+    p, count = torch.linspace(-1, 1, 40).to(device), torch.zeros(1, dtype=torch.int64).to(device)
+    read = reader(seen, handler)
     for step in range(3):
         p.mul_(0.5 + step)
         q = p * 2 + step
@@ -117,14 +127,34 @@ def program(device: str, handler: Handler | None = None) -> list[object]:
     return seen
 
 
+def loop(device: str, handler: Handler | None = None) -> list[object]:
+    """Steps that are run ahead, draws among them, until something else is done."""
+    seen: list[object] = []
+    torch.manual_seed(3)
+    x = torch.ones(1).to(device)
+    read = reader(seen, handler)
+    for step in range(14):
+        x = torch.cat([x, torch.rand(1, device=device) + x[-1:] * 0.5])
+        if step == 9:
+            x = x * 2
+        read(x.sum() > step)
+    read(x)
+    read(torch.rand(2, device=device))
+    return seen
+
+
+@pytest.mark.parametrize("run", [program, loop])
 @pytest.mark.usefixtures("nothing_pending", "loopback")
-def test_R1_an_interrupt_at_any_line_loses_nothing(pytestconfig: pytest.Config) -> None:
+def test_R1_an_interrupt_at_any_line_loses_nothing(
+    run: Callable[..., list[object]], pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculation, "clock", itertools.count().__next__)  # running ahead pays
     mindtorch.set_executor(Resuming())
-    expected = program("cpu")
+    expected = run("cpu")
     nth, struck = 0, set()
     while True:
         handler = Handler(nth)
-        assert program(LAZY, handler) == expected, handler.where
+        assert run(LAZY, handler) == expected, handler.where
         if not handler.where:
             break
         struck.add(handler.where)

@@ -63,6 +63,10 @@ class Executor(ABC):
         keep them.
         """
 
+    def adopt_operand(self, tensor: torch.Tensor, index: int = 0) -> torch.Tensor:
+        """`adopt` one that calls will only read: another of the same bits may be the same value."""
+        return self.adopt([tensor], index)[0]
+
     def gather(self, values: Sequence[torch.Tensor], written: Sequence[torch.Tensor], draws: int | None) -> bool:
         """Have the values of a call that is to come where it will run; ``written``: those that it writes to.
 

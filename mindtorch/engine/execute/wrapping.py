@@ -64,6 +64,9 @@ class WrappingExecutor(Executor):
     def adopt(self, tensors: Sequence[torch.Tensor], index: int = 0) -> list[torch.Tensor]:
         return self.inner.adopt(tensors, index)
 
+    def adopt_operand(self, tensor: torch.Tensor, index: int = 0) -> torch.Tensor:
+        return self.inner.adopt_operand(tensor, index)
+
     def move(self, value: torch.Tensor, index: int) -> torch.Tensor:
         return self.inner.move(value, index)
 

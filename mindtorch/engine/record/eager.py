@@ -114,8 +114,10 @@ def _turned(a: Any, write: bool, device: int) -> Any:
         if a.device.type != "cpu" or no_ordinary_cpu_tensor(a):
             return a
         with quiet():
-            value = a.detach().clone().to(_runtime.executor().device)
-        return held(value, device, not a.requires_grad and torch.is_grad_enabled())
+            value = a.detach().clone().to(executor().device)
+        if device >= 0:
+            value = executor().adopt_operand(value, device)
+        return _core.hold(value, device, None, not a.requires_grad and torch.is_grad_enabled())
     if isinstance(a, (tuple, list)) and not isinstance(a, torch.Size):
         items = [_turned(item, write, device) for item in a]
         return a if all(map(operator.is_, items, a)) else type(a)(items)

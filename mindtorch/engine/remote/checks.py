@@ -39,6 +39,7 @@ class Checks:
         # And what makes each result that is kept, and how many bytes it takes.
         self.plans: list[tuple[Plan, list[tuple[Step, int]], list[int]]] = []
         self._sizes: dict[int, int | None] = {}
+        self.refused: set[int] = set()  # of what is to be run ahead: the base of each
 
     def message(self, requests: Any) -> list[tuple]:
         """The requests of a message. WireError where a worker must not do it: no other message can be checked then."""
@@ -191,8 +192,24 @@ class Checks:
 
     def _run(self, number: int, base: int, positions: bytes, values: bytes, timed: bool) -> None:
         within("a plan", number, len(self.plans))
-        plan, makers, sizes = self.plans[number]
+        self.plans[number][0].change(positions, values)
+        self._runs(number, base)
+
+    def _speculate(self, number: int, base: int, positions: bytes, values: bytes) -> None:
+        """As `_run`; but what was guessed wrong is refused alone."""
+        within("a plan", number, len(self.plans))
+        plan = self.plans[number][0]
         plan.change(positions, values)
+        try:
+            self._runs(number, base)
+        except WireError:
+            plan.did_not_run()
+            self.refused.add(base)
+            for k in plan.kept:
+                self._new(base + k, None)
+
+    def _runs(self, number: int, base: int) -> None:
+        plan, makers, sizes = self.plans[number]
         for value in plan.described():
             self._tensor(value)
         if plan.has_new_sizes():
@@ -318,9 +335,11 @@ _CHECKS: dict[str, tuple[Sequence[type], Callable[..., Any] | None]] = {
     "set_state": ((int, bytes), Checks._generator),
     "settings": ((list,), None),
     "small": ((list,), Checks._several),
+    "speculate": ((int, int, bytes, bytes), Checks._speculate),
     "storage": ((int,), Checks._there),
     "sync": ((), None),
     "take": ((int, int, int), Checks._take),
+    "undo": ((int,), None),
     "upload": ((int, bytes), Checks._upload),
     "write": ((int, bytes), Checks._write),
 }

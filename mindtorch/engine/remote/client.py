@@ -10,7 +10,7 @@ One file: calls, writes and reads must agree, request by request, on which copie
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -28,20 +28,20 @@ from ..execute.values import is_awaited
 from ..record.arguments import quiet, tensors_in
 from . import functions
 from .exchange import Post, Send, Session, again
-from .failures import Outcome
+from .failures import Outcome, error_of
 from .generator_states import GeneratorStates
 from .host_fallback import bytes_of, run_here
 from .kept_values import KeptValues
-from .mirrors import META, Mirrors, as_bytes, view
+from .mirrors import META, Mirrors, as_bytes, sendable, view
 from .one_thread import one_thread_at_a_time
 from .reads import Reads, plain_bytes
 from .replies import NEW_STORAGES, check_run
 from .sent_segments import SentSegments
 from .shared_storages import SharedStorages
-from .small_values import Known, comes_unasked
+from .small_values import Known, Operands, comes_unasked
+from .speculation import HARMLESS, Speculation, described
 from .uploads import Uploads
-from .wire import HERE, Reference, WireError, dumps
-from .worker import ERRORS
+from .wire import WireError, dumps
 
 if TYPE_CHECKING:
     from .spread import SpreadExecutor
@@ -72,9 +72,11 @@ class RemoteExecutor(Session, SharedStorages):
         self._mirrors = Mirrors(self._died)
         SharedStorages.__init__(self)
         self._told = SentSegments(self._ask)
+        self._speculation = Speculation(self)
         self._expected: set[int] = set()  # storages that will come unasked, and have not been written since
         self._small: list[int] = []  # storages that the next message may make, and that are to come unasked
         self._alive = self._mirrors.alive
+        self._operands = Operands(self.adopt, self._mirrors.number_of, self._alive)
         self._states, self._swapped_in = GeneratorStates(self), set[int]()
         self._reads = Reads(self, self._mirrors, self._known, self._failures, self._arrive)
 
@@ -82,6 +84,14 @@ class RemoteExecutor(Session, SharedStorages):
         """Start the worker now (otherwise, the first message starts it), and return."""
 
     # ---- messages ----------------------------------------------------------------------------------------------------
+    def _ask(self, *request: Any, answer: Callable[[Any], None] | None = None, nbytes: int = 64) -> None:
+        if request[0] not in HARMLESS:
+            self._speculation.other()
+        super()._ask(*request, answer=answer, nbytes=nbytes)
+
+    def _wait(self) -> None:
+        self._speculation.wait(self._exchange)
+
     def _closing(self) -> list[tuple]:
         """Requests, and who wants the answers, that go with every message."""
         found: list[tuple] = []
@@ -109,8 +119,8 @@ class RemoteExecutor(Session, SharedStorages):
 
     @property
     def overlaps(self) -> bool:  # type: ignore[override]
-        """True after a read that has waited, when the worker has nothing to do."""
-        waits, before = self.stats["waits"], self._went_on
+        """True after a read that has waited, or would have, when the worker has nothing to do."""
+        waits, before = self.stats["waits"] + self._speculation.answered, self._went_on
         self._went_on = waits
         return self._post is not None and waits != before and not local.is_observed()
 
@@ -152,6 +162,9 @@ class RemoteExecutor(Session, SharedStorages):
             made.append(view(storage, t.dtype, t.shape, t.stride(), t.storage_offset(), _core.view_bits(t)))
         return made
 
+    def adopt_operand(self, tensor: torch.Tensor, index: int = 0) -> torch.Tensor:
+        return self._operands.of(tensor)
+
     def _upload(self, home: torch.UntypedStorage) -> torch.UntypedStorage:
         number = self._mirrors.fresh()
         data = bytes_of(home)
@@ -168,6 +181,7 @@ class RemoteExecutor(Session, SharedStorages):
     def _died(self, number: int) -> None:
         self._reads.forget(number)
         self._known.forget(number)
+        self._operands.forget(number)
         self._uploads.contents.forget(number)
         if self.among is not None:
             self.among.changes(self, number)
@@ -237,17 +251,24 @@ class RemoteExecutor(Session, SharedStorages):
         exact = plan.exact
         self._states.forget(plan.draws)
         self.stats["plans"] = self._told.plans
-        base = self._mirrors.fresh(encoded.n_outputs)
         numbers = memoryview(encoded.numbers).cast("q")
         storages: dict[int, int] = {}  # slot -> number
         for k, (mirror, (_value, root)) in enumerate(zip(read, encoded.given, strict=True)):
             numbers[k] = storages[root] = self._mirrors.number_of(mirror)
-        positions, values = self._told.changes(encoded)
+        timed = local.is_observed()
+        settings = self._news("run")
+        guess = self._speculation.take(plan, encoded.numbers, not (timed or settings))
+        if guess is None:
+            base = self._mirrors.fresh(encoded.n_outputs)
+            positions, values = self._told.changes(encoded)
+        else:
+            base = guess.run.base
         written = [storages[root] for root in encoded.written if root in storages]
         for number in written:
             self._reads.forget(number)
             self._expected.discard(number)
             self._uploads.contents.forget(number)
+            self._operands.forget(number)
             if self.among is not None:
                 self.among.changes(self, number)
         given = list(numbers[: len(encoded.given)])
@@ -256,6 +277,9 @@ class RemoteExecutor(Session, SharedStorages):
             for number in given:  # their reply would come before that to the question of the read
                 self._arrive(number)
         self._known.run(encoded, exact, given, written, base)
+        if guess is not None:
+            self._speculation.learn(guess)
+        n_small = len(self._small)
         made = self._made(encoded, base)
         views = [(slot, k, weakref.ref(made[slot])) for slot, _, k, *_ in encoded.kept[encoded.n_own :]]
 
@@ -277,19 +301,26 @@ class RemoteExecutor(Session, SharedStorages):
                 _core.correct_output(sig, output, like)
             for k, number, kind, text in failures:
                 name, _sig, module, location, _phase = encoded.origin(k)
-                self._failures[number] = triggers.told(name, module, location, _error(kind, text))
+                self._failures[number] = triggers.told(name, module, location, error_of(kind, text))
                 self._epochs[0] = number
             if without or lost:
                 Outcome(encoded, base, views, failures, without, lost).tell(self._mirrors, self._failures)
 
-        timed = local.is_observed()
+        if guess is not None:
+            segment.settle(made, [(self._speculation.taken, [guess])])
+            answer(guess.reply)
+            self._speculation.was_right(guess)
+            return
         if timed:
             self._no_lineage()  # times are never the same
-        settings = self._news("run")
         request = ("run", plan.number, base, positions, values, timed)
         segment.settle(made, [(self._line[-1].requests, [*settings, (request, answer)])])
         self._told_settings(settings)
         self._grown(32 + len(positions) + len(values))
+        if written or timed or self.among is not None:
+            self._speculation.other()
+        else:
+            self._speculation.ran(described(plan, encoded, base, [n - base for n in self._small[n_small:]]))
         if timed:
             self._exchange()
 
@@ -323,8 +354,8 @@ class RemoteExecutor(Session, SharedStorages):
         self._take()
         try:
             name = functions.name_of(info)
-            sent = tuple(_sendable(a, referred) for a in args)
-            named = {key: _sendable(a, referred) for key, a in kwargs.items()}
+            sent = tuple(sendable(a, referred) for a in args)
+            named = {key: sendable(a, referred) for key, a in kwargs.items()}
             dumps((sent, named))
             given = [t for _place, t in referred.values()]
             described = [self._mirrors.describe(mirror) for mirror in given]
@@ -343,7 +374,7 @@ class RemoteExecutor(Session, SharedStorages):
         if kind == "cannot":
             return self._call_here(info, args, kwargs, draws)
         if kind == "raised":
-            raise _error(*found)
+            raise error_of(*found)
         results, changed, raised = found
         storages = {d[0]: mirror.untyped_storage() for d, mirror in zip(described, given, strict=True)}
         with quiet():
@@ -354,7 +385,7 @@ class RemoteExecutor(Session, SharedStorages):
                     torch._C._set_conj(given[k], like.is_conj())
                     torch._C._set_neg(given[k], like.is_neg())
         if raised is not None:
-            raise _error(*raised[1:])
+            raise error_of(*raised[1:])
         return self._taken(results, given, storages)
 
     def _taken(self, result: tuple, given: list[torch.Tensor], storages: dict[int, Any]) -> Any:
@@ -364,7 +395,7 @@ class RemoteExecutor(Session, SharedStorages):
         if kind == "value":
             return self._mirrors.made(found[0], storages)
         if kind == "plain":
-            return self._put_together(storages, *found[0])
+            return self._reads.put_together(storages, self._tie, *found[0])
         if kind == "constant":
             return found[0]
         name, items = found
@@ -372,21 +403,6 @@ class RemoteExecutor(Session, SharedStorages):
         if name:
             return getattr(torch.return_types, name)(items)
         return items if kind == "list" else tuple(items)
-
-    def _put_together(
-        self, storages: dict[int, Any], layout: torch.layout, sizes: tuple, coalesced: bool | None, parts: list[tuple]
-    ) -> Any:
-        """A sparse tensor of its parts, some of which are on storages that were given to the call."""
-        with quiet():
-            plain = []
-            for dtype, shape, strides, offset, number, data in parts:
-                storage = self._reads.copied(number, data) if number else plain_bytes(data).untyped_storage()
-                if number:
-                    self._tie(storage, storages[number])
-                plain.append(view(storage, dtype, shape, strides, offset))
-            if layout is torch.sparse_coo:
-                return torch.sparse_coo_tensor(plain[0], plain[1], sizes, is_coalesced=coalesced)
-            return torch.sparse_compressed_tensor(*plain, sizes, layout=layout)
 
     def _call_here(self, info: Any, args: tuple, kwargs: dict[str, Any], draws: int | None) -> Any:
         """Run what has no form on the wire (a Python function, a nested tensor) in this process, on the values."""
@@ -471,25 +487,3 @@ class RemoteExecutor(Session, SharedStorages):
     def seed(self, seed: int, besides: Sequence[int] = ()) -> None:
         if self._lost is None:  # else nobody draws any more; the workers of a DataLoader begin with it
             self._states.seed(seed, besides)
-
-
-def _error(kind: str, text: str) -> Exception:
-    known = ERRORS.get(kind)
-    return RuntimeError(f"{kind}: {text}") if known is None else known(text)
-
-
-def _sendable(a: Any, given: dict[int, tuple[int, torch.Tensor]]) -> Any:
-    """An argument of a call as it goes into a message. Its tensors go into ``given``, by id and with their place there:
-    each once, as a call may resize what it reads.
-    """
-    if isinstance(a, torch.Tensor):
-        if a.device != META:
-            raise WireError(f"expected the meta tensor that mirrors a remote value, got a tensor on {a.device}")
-        return Reference(given.setdefault(id(a), (len(given), a))[0], a.requires_grad)
-    if isinstance(a, torch.device):
-        return HERE if a == META else a
-    if type(a) in (tuple, list):
-        return type(a)(_sendable(item, given) for item in a)
-    if isinstance(a, slice):
-        return slice(*(_sendable(part, given) for part in (a.start, a.stop, a.step)))
-    return a

@@ -143,6 +143,10 @@ class Session:
             if failed is not None:
                 raise failed
 
+    def _wait(self) -> None:
+        """Have the answers to reads."""
+        self._exchange()
+
     def _take_in_while(self, comes: Callable[[], bool]) -> None:
         """Take in replies to what was sent ahead until one of them brings it. Raises as `_exchange` does."""
         with self._lock:
@@ -173,7 +177,8 @@ class Session:
         But for too many that are under way: no worker is to have a heap of them. Raises as `_exchange` does then.
         """
         with self._lock:
-            self._seal(awaited=False)
+            if self._line[-1].requests:
+                self._seal(awaited=False)
             try:
                 self._post_all()
             except MemoryError as error:

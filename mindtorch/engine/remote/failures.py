@@ -16,7 +16,17 @@ from ..execute.values import tape
 from .exchange import again
 from .mirrors import Mirrors
 
-__all__ = ["Outcome"]
+__all__ = ["Outcome", "error_of"]
+
+#: Of torch's and Python's own exceptions, those that are told apart.
+ERRORS: dict[str, type[Exception]] = {
+    kind.__name__: kind
+    for kind in (
+        ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, IndexError, KeyError, LookupError,
+        MemoryError, NotImplementedError, OSError, OverflowError, RecursionError, RuntimeError, SystemError, TypeError,
+        ValueError, ZeroDivisionError, torch.OutOfMemoryError, torch.linalg.LinAlgError,
+    )
+}  # fmt: skip
 
 
 class Outcome(NamedTuple):
@@ -58,3 +68,9 @@ class Outcome(NamedTuple):
         if begins:
             first = self.failures[0][1] if self.failures else self.lost[0][1]
             raise again(known[first], lost_write=bool(self.lost))
+
+
+def error_of(kind: str, text: str) -> Exception:
+    """The exception that a worker tells of."""
+    known = ERRORS.get(kind)
+    return RuntimeError(f"{kind}: {text}") if known is None else known(text)

@@ -15,7 +15,7 @@ import torch
 from ..._ext import lazy as _core
 from ...base.strides import extent
 from ..record.arguments import quiet
-from .wire import WireError
+from .wire import HERE, Reference, WireError
 
 __all__ = ["META", "Deaths", "Mirrors"]
 
@@ -164,3 +164,20 @@ def view(storage: Any, dtype: torch.dtype, sizes: Any, strides: Any, offset: int
 def as_bytes(t: torch.Tensor) -> torch.Tensor:
     """A tensor's whole storage, not a copy."""
     return view(t.untyped_storage(), torch.uint8, (t.untyped_storage().nbytes(),), (1,), 0)
+
+
+def sendable(a: Any, given: dict[int, tuple[int, torch.Tensor]]) -> Any:
+    """An argument of a call as it goes into a message, or WireError. Its tensors go into ``given``, by id and
+    with their place there: each once, as a call may resize what it reads.
+    """
+    if isinstance(a, torch.Tensor):
+        if a.device != META:
+            raise WireError(f"expected the meta tensor that mirrors a remote value, got a tensor on {a.device}")
+        return Reference(given.setdefault(id(a), (len(given), a))[0], a.requires_grad)
+    if isinstance(a, torch.device):
+        return HERE if a == META else a
+    if type(a) in (tuple, list):
+        return type(a)(sendable(item, given) for item in a)
+    if isinstance(a, slice):
+        return slice(*(sendable(part, given) for part in (a.start, a.stop, a.step)))
+    return a

@@ -61,7 +61,7 @@ class Reads:
                 self._session._ask("fetch", each, answer=functools.partial(found.__setitem__, k))
         if asked:
             self._read_ahead(asked)
-            self._session._exchange()
+            self._session._wait()
         return [
             self._plain(each, *found[k]) if k in found else self._on(copies[each[0]], each)
             for k, each in enumerate(described)
@@ -105,7 +105,7 @@ class Reads:
         asked = [number for number in numbers if number not in held and number not in answers]
         if asked:
             self._read_ahead(asked)
-            self._session._exchange()
+            self._session._wait()
         for number, (kind, found) in answers.items():
             self._check(kind, found)
             self._keep(number, found)
@@ -145,6 +145,28 @@ class Reads:
             storage = plain_bytes(data).clone().untyped_storage()  # which a call may resize
         self._mirrors.copies[number] = weakref.ref(storage)
         return storage
+
+    def put_together(
+        self,
+        storages: Mapping[int, Any],
+        tie: Callable[[Any, Any], None],
+        layout: torch.layout,
+        sizes: tuple,
+        coalesced: bool | None,
+        parts: list[tuple],
+    ) -> Any:
+        """A sparse tensor of its parts, some of which are on ``storages`` that were given to the call; tie: has two be
+        the same (see `SharedStorages`)."""
+        with quiet():
+            plain = []
+            for dtype, shape, strides, offset, number, data in parts:
+                storage = self.copied(number, data) if number else plain_bytes(data).untyped_storage()
+                if number:
+                    tie(storage, storages[number])
+                plain.append(view(storage, dtype, shape, strides, offset))
+            if layout is torch.sparse_coo:
+                return torch.sparse_coo_tensor(plain[0], plain[1], sizes, is_coalesced=coalesced)
+            return torch.sparse_compressed_tensor(*plain, sizes, layout=layout)
 
     # Programs that read one tensor after the other (a state_dict, a model that moves back) read all of them.
     def _read_ahead(self, asked: list[int]) -> None:

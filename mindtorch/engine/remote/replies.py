@@ -91,13 +91,7 @@ def _ran(encoded: Encoded, answer: Any, timed: bool, known: Known) -> None:
         within("an output", output, _core.sig_outputs(sig))
         dtype, sizes, *_ = _core.sig_output_meta(sig, output)
         described((0, dtype, sizes, strides, offset, 0))
-    told: set[int] = set()
-    for failure in failures:
-        are("a failure", failure, (int, int, str, str))
-        within("a record", failure[0], n)
-        if not 0 < failure[1] < _MOST_NUMBER or failure[1] in known.failures or failure[1] in told:
-            raise WireError(f"expected the number of a new failure, got {failure[1]}")
-        told.add(failure[1])
+    told = _failures(failures, n, known)
     for each in without:
         are("an output that failed", each, (int, int))
         within("an output", each[0], encoded.n_outputs)
@@ -107,6 +101,18 @@ def _ran(encoded: Encoded, answer: Any, timed: bool, known: Known) -> None:
         within("a record", each[0], n)
         _failure(each[1], known, told)
         within("a storage", each[2], _MOST_NUMBER)
+
+
+def _failures(given: list, n: int, known: Known) -> set[int]:
+    """Numbers of the failures that are told of ``n`` records."""
+    told: set[int] = set()
+    for failure in given:
+        are("a failure", failure, (int, int, str, str))
+        within("a record", failure[0], n)
+        if not 0 < failure[1] < _MOST_NUMBER or failure[1] in known.failures or failure[1] in told:
+            raise WireError(f"expected the number of a new failure, got {failure[1]}")
+        told.add(failure[1])
+    return told
 
 
 def _failure(number: Any, known: Known, told: Container[int] = ()) -> None:
@@ -161,6 +167,13 @@ def _small(request: tuple, answer: Any, known: Known) -> None:
         if data is not None:
             are("contents", (data,), (bytes,))
             _long_enough(data, known.storages.get(number, 0))
+
+
+def _speculated(_request: tuple, answer: Any, known: Known) -> None:
+    """What no segment was recorded for yet; see `check_run` for when there is one."""
+    if answer is not None:
+        are("run", answer, (list, list, list, list, list, int, tuple))
+        _failures(answer[0], _MOST_NUMBER, known)
 
 
 def _digest(request: tuple, answer: Any, known: Known) -> None:
@@ -317,6 +330,7 @@ _ANSWERS: dict[str, Callable[[tuple, Any, Known], None]] = {
     "machine": _machine,
     "reserve": _made,
     "small": _small,
+    "speculate": _speculated,
     "storage": _storage,
     "take": _take,
     "upload": _made,

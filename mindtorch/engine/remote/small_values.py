@@ -7,19 +7,23 @@ floats: another machine's kernels may round them in another way.) The stop test 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..._ext.encoder import Encoded
 from ..record.arguments import quiet
+from .host_fallback import bytes_of
 from .sent_segments import SentSegments, is_float
 from .worker import Worker
 
-__all__ = ["Known", "comes_unasked"]
+__all__ = ["Known", "Operands", "comes_unasked"]
 
 _UNASKED = 64  # bytes of a storage that a worker sends unasked
 _MOST = 4096  # … of one that is known
+_OPERAND = 256  # bytes of one that is kept for other calls
+_OPERANDS = 64  # of them, at most
 _CALCULATED = 1 << 16  # bytes of all outputs of a segment that is run here
 
 
@@ -29,6 +33,45 @@ def comes_unasked(mirror: torch.Tensor) -> bool:
     Of integers and booleans more than of floats: what a program decides by, such as tokens, follows from them.
     """
     return mirror.untyped_storage().nbytes() <= (_UNASKED if is_float(mirror.dtype) else _MOST)
+
+
+class Operands:
+    """Small values of the program's that calls only read, such as a 0 that torch makes in C++ at each: one each.
+
+    adopt: makes a value of a tensor; number_of: that of its storage; alive: the bytes of each that is there.
+    """
+
+    def __init__(
+        self, adopt: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]], number_of: Callable[[torch.Tensor], int],
+        alive: Mapping[int, int],
+    ) -> None:  # fmt: skip
+        self._adopt, self._number_of, self._alive = adopt, number_of, alive
+        self._made: dict[tuple, torch.Tensor] = {}
+        self._keys: dict[int, tuple] = {}  # by the number of the storage
+
+    def of(self, t: torch.Tensor) -> torch.Tensor:
+        """The value of a tensor that is all that its storage is for."""
+        nbytes = t.untyped_storage().nbytes()
+        if nbytes > _OPERAND:
+            return self._adopt([t])[0]
+        key = t.dtype, t.shape, t.stride(), bytes_of(t.untyped_storage())
+        found = self._made.get(key)
+        if found is None:
+            (found,) = self._adopt([t])
+            number = self._number_of(found)
+            if self._alive[number] != nbytes:  # there was no memory for it
+                return found
+            self._keys[number] = key
+            self._made[key] = found
+            if len(self._made) > _OPERANDS:
+                self.forget(next(iter(self._keys)))
+        return found
+
+    def forget(self, number: int) -> None:
+        """Something has been written to a storage, or there was no memory for it."""
+        key = self._keys.pop(number, None)
+        if key is not None:
+            self._made.pop(key, None)
 
 
 class Known:

@@ -3,6 +3,8 @@
 A message is a list of requests, the reply a list of their answers. Storages have the numbers that the client gave them;
 a tensor is a storage's number and its metadata. What could not be computed is remembered by the number of the failure,
 and so is all that depends on it.
+
+One file: each request that computes must leave failures, generators and the numbers of plans as the others expect them.
 """
 
 from __future__ import annotations
@@ -34,16 +36,6 @@ from .wire import WireError, dumps, loads
 
 __all__ = ["Worker"]
 
-#: Of torch's and Python's own exceptions, those that are told apart.
-ERRORS: dict[str, type[Exception]] = {
-    kind.__name__: kind
-    for kind in (
-        ArithmeticError, AssertionError, AttributeError, BufferError, EOFError, IndexError, KeyError, LookupError,
-        MemoryError, NotImplementedError, OSError, OverflowError, RecursionError, RuntimeError, SystemError, TypeError,
-        ValueError, ZeroDivisionError, torch.OutOfMemoryError, torch.linalg.LinAlgError,
-    )
-}  # fmt: skip
-
 
 class Worker(HeldStorages):
     """Keeps storages and runs requests. ``device``: ``cpu``, or a CUDA device of its process.
@@ -59,6 +51,7 @@ class Worker(HeldStorages):
     ) -> None:  # fmt: skip
         self._local = LocalExecutor(device)
         super().__init__(self._local.device, parcels, folders, memory)
+        self._before: dict[int, dict[int, torch.Tensor]] = {}  # states of generators, by the base of what ran ahead
         self._definitions: list[Definition] = []
         self._plans: list[Plan] = []
         self._over = False  # was a message refused? Nobody knows what another one is about then
@@ -139,6 +132,35 @@ class Worker(HeldStorages):
         records did not run, or failed; and (calls by a shorter way, calls in place, their bytes,
         calls without Python).
         """
+        self._before.clear()
+        return self._ran(number, base, positions, changed, timed)
+
+    def speculate(self, number: int, base: int, positions: bytes, changed: bytes) -> tuple | None:
+        """`run` what the program is likely to ask for next. None where it cannot be run: that is no error."""
+        draws = {step.definition.random for step in self._plans[number].steps} - {-1}
+        self._before[base] = {index: self._local.state(index).clone() for index in draws}
+        refused = base in self._checks.refused
+        self._checks.refused.discard(base)
+        try:
+            if not refused:
+                return self._ran(number, base, positions, changed, False)
+        except WireError:  # what it is given was not computed as told
+            pass
+        self._not_speculated("", number, base, positions, changed)
+        return None
+
+    def _not_speculated(self, _why: str, number: int, _base: int, positions: bytes, changed: bytes) -> None:
+        """It has not run. The plan has its numbers nevertheless: the next ones are told as what differs from them."""
+        self._plans[number].change(positions, changed)
+        self._plans[number].did_not_run()
+
+    def undo(self, base: int) -> None:
+        """Let generators be as they were before this was run ahead, if it was."""
+        for index, state in self._before.get(base, {}).items():
+            self._local.set_state(index, state)
+        self._before.clear()
+
+    def _ran(self, number: int, base: int, positions: bytes, changed: bytes, timed: bool) -> tuple:
         plan = self._plans[number]
         plan.change(positions, changed)
         described = plan.described()
@@ -378,7 +400,9 @@ class Worker(HeldStorages):
 
 
 #: Requests that make values, or take next to no memory; all others may take what is set aside.
-_HOLDING = frozenset({"call", "copy", "fill", "free", "give", "reserve", "run", "seen", "small", "take", "upload"})
+_HOLDING = frozenset(
+    {"call", "copy", "fill", "free", "give", "reserve", "run", "seen", "small", "speculate", "take", "upload"}
+)
 #: What a request is answered with where there is no memory for it, given why. Others must not fail.
 _WITHOUT_MEMORY: dict[str, Callable[..., Any]] = {
     "call": lambda _worker, why, *_given: ("raised", OUT_OF_MEMORY, why),
@@ -386,6 +410,7 @@ _WITHOUT_MEMORY: dict[str, Callable[..., Any]] = {
     "fetch": lambda _worker, why, _described: ("memory", why),
     "run": Worker._run_without_memory,
     "small": lambda _worker, _why, numbers: [None] * len(numbers),
+    "speculate": Worker._not_speculated,
     "storage": lambda _worker, why, _number: ("memory", why),
 }
 
