@@ -104,6 +104,31 @@ def test_C2_parameters_that_are_collected_while_they_are_looked_at_are_gone() ->
     assert sum(each is parameter for each in roles[0][0]) == 20_000
 
 
+def test_C2_a_module_is_made_while_another_thread_ends_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Torch goes through a table of hooks for each parameter: taking one out of it meanwhile raised in that thread.
+    first, second, capture = Registered(), Registered(), mindtorch.capture()
+    begun, goes_on, made = threading.Event(), threading.Event(), []
+    hooks = torch.nn.modules.module._global_parameter_registration_hooks
+    before = len(hooks)
+
+    def note(parameter: torch.Tensor) -> None:
+        begun.set()
+        assert goes_on.wait(60)
+
+    monkeypatch.setattr(first, "_note", note)
+    with first:
+        second.__enter__()
+        capture.__enter__()
+        other = threading.Thread(target=lambda: made.append(nn.Linear(1, 1)))
+        other.start()
+        assert begun.wait(60)
+        capture.__exit__(None, None, None)
+        second.__exit__(None, None, None)
+        goes_on.set()
+        other.join()
+    assert len(made) == 1 and len(hooks) == before
+
+
 def test_C2_threads_that_train_at_once_are_counted_to_the_last_operation(after_a_step: Callable[..., Any]) -> None:
     code = """
         import sys, threading, torch, mindtorch

@@ -10,11 +10,18 @@ dictionaries are copied before anything is done with what they hold.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from mindtorch._ext import paths
 
@@ -113,3 +120,40 @@ def held(module: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.
     In the order of ``parameters()`` and ``buffers()``, which name each one.
     """
     return paths.held_by(modules(module))
+
+
+# ---- what is put into modules ----------------------------------------------------------------------------------------
+_Told = Callable[[Any, str, Any], object]  # the module, the name, what is put there
+
+
+class _Registrations:
+    """One hook of torch's for all who are told: torch goes through its table of hooks, which raises in a thread that is
+    making a module if another thread, whose profile ends, takes a hook out of it that would be next."""
+
+    def __init__(self, register: Callable[[Callable[..., None]], Any]) -> None:
+        self._register, self._lock, self._listeners = register, threading.Lock(), list[_Told]()
+        self._hook: Any = None
+
+    @contextmanager
+    def told_to(self, listener: _Told) -> Iterator[None]:
+        """Within the block, it is called with each."""
+        with self._lock:
+            if not self._listeners:
+                self._hook = self._register(self._tell)
+            self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._listeners.remove(listener)
+                if not self._listeners:
+                    self._hook.remove()
+
+    def _tell(self, module: Any, name: str, what: Any) -> None:
+        for listener in list(self._listeners):
+            listener(module, name, what)
+
+
+#: Of parameters, and of modules, that are put into modules.
+parameters_put = _Registrations(register_module_parameter_registration_hook)
+modules_put = _Registrations(register_module_module_registration_hook)
