@@ -13,6 +13,7 @@ import torch
 
 import mindtorch
 from mindtorch._ext.encoder import encode
+from mindtorch.base.errors import SessionLost
 from mindtorch.engine.remote import client, speculation
 from mindtorch.engine.remote.client import RemoteExecutor
 from mindtorch.engine.remote.loopback import LoopbackExecutor
@@ -348,3 +349,29 @@ def test_R1_random_loops_have_eagers_bits(
         program.__name__ = f"loop {number}"  # type: ignore[attr-defined]
         same_as_eager(program)
     assert names(sent).count("speculate") > names(sent).count("run") / 10 and "undo" in names(sent)
+
+
+@pytest.mark.usefixtures("slow")
+@pytest.mark.parametrize(("name", "change", "why"), [
+    ("speculate", lambda found: found[:5], "answer to .speculate.: .* expected 7 values"),
+    ("speculate", lambda found: ([(0, 0, "IndexError", "no")], *found[1:]), "a new failure, got 0"),
+    ("speculate", lambda found: (*found[:5], 99, found[6]), "did not run in 0.*got 99"),
+    ("speculate", lambda found: (*found[:3], [(99, 1)], *found[4:]), "an output in 0.*got 99"),
+    ("learn", lambda found: [data and data[:-1] for data in found], r"expected \d+ bytes of storage \d+, got"),
+])  # fmt: skip
+def test_R3_what_a_worker_may_not_say_of_what_ran_ahead_ends_the_session(
+    name: str, change: Callable[[Any], Any], why: str, loopback: LoopbackExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner: type = speculation.Guess if name == "learn" else Worker
+    does, ahead = getattr(owner, name), []
+
+    def do(self: Any, *given: Any) -> Any:
+        ahead.append(given)
+        return does(self, change(given[0])) if name == "learn" else change(does(self, *given))
+
+    monkeypatch.setattr(owner, name, do)
+    with pytest.raises(SessionLost, match=why):
+        grows(LAZY, 20)
+    assert ahead
+    monkeypatch.undo()
+    mindtorch.set_executor(None)

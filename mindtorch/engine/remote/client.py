@@ -308,8 +308,11 @@ class RemoteExecutor(Session, SharedStorages):
 
         if guess is not None:
             segment.settle(made, [(self._speculation.taken, [guess])])
-            answer(guess.reply)
-            self._speculation.was_right(guess)
+            try:
+                answer(guess.reply)
+                self._speculation.was_right(guess)
+            except WireError as error:
+                self._broken(error)
             return
         if timed:
             self._no_lineage()  # times are never the same

@@ -21,6 +21,7 @@ import numpy as np
 
 from ..._ext.encoder import Encoded
 from .sent_segments import Sent
+from .wire import WireError
 
 if TYPE_CHECKING:
     from .client import RemoteExecutor
@@ -95,8 +96,11 @@ class Speculation:
     def other(self) -> None:
         """Something else is asked for, which is not part of a loop."""
         self._forget()
-        self._runs.clear()
+        self._start_anew()
+
+    def _start_anew(self) -> None:
         self._right = 0
+        self._runs.clear()
 
     def take(self, plan: Sent, numbers: bytearray, as_before: bool) -> Guess | None:
         """The guess that is what the program asks for now; it is over once it is in `taken`. as_before: is what the
@@ -115,7 +119,10 @@ class Speculation:
         return None
 
     def was_right(self, guess: Guess) -> None:
-        """It has been taken."""
+        """It has been taken. WireError where the worker has said of it what it may not."""
+        for number, data in guess.values.items():
+            if len(data) < (nbytes := self._executor._alive.get(number, 0)):
+                raise WireError(f"expected {nbytes} bytes of storage {number}, got {len(data)}")
         self._any_right = True
         self.answered += guess.ends
         if guess is self._guesses[-1]:  # all of them were
@@ -167,6 +174,7 @@ class Speculation:
         try:
             steps = self._send()
         except BaseException:  # a signal handler's: the worker may not have what is known here of its plans
+            self._start_anew()
             self._executor._told.forget()
             raise
         began = clock()
