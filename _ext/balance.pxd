@@ -46,6 +46,7 @@ cdef class Balance:
     cdef public object parts_of                # the dense tensors that a sparse one is made of
     cdef PyTypeObject *tensor_type             # borrowed from tensor_class
 
+    cdef list living(self)                     # HeldStorages
     cdef void ends(self, const Life life) noexcept
     cdef uint64_t track(self, out, const Maker *maker, Timeline here) except? 0
     cdef int64_t hold(self, tensor, const Maker *maker, Timeline here) except -1

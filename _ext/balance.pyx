@@ -251,14 +251,19 @@ cdef class Balance:
         if reference is not None and reference.__callback__ is not None:
             (<HeldStorage> reference.__callback__).mark = what
 
-    def backward_begins(self):
-        """Of what was there at the peak, what is there now is found by a backward pass."""
-        cdef HeldStorage block
+    cdef list living(self):
+        cdef list found = []
         for reference in list(self.storages.values()):
             callback = reference.__callback__  # None of one that died
             if callback is not None:
-                block = <HeldStorage> callback
-                block.found = block.born <= self.born_by_peak
+                found.append(callback)
+        return found
+
+    def backward_begins(self):
+        """Of what was there at the peak, what is there now is found by a backward pass."""
+        cdef HeldStorage block
+        for block in self.living():
+            block.found = block.born <= self.born_by_peak
 
     def at_peak(self):
         """(Blocks live when most bytes were, what made the last of them: signature, module, location, phase)
@@ -267,12 +272,9 @@ cdef class Balance:
         """
         cdef dict found = {}
         cdef HeldStorage block
-        for reference in list(self.storages.values()):
-            callback = reference.__callback__  # None of one that died
-            if callback is not None:
-                block = <HeldStorage> callback
-                if block.born <= self.born_by_peak and block.where == self.where:
-                    found[id(block)] = block
+        for block in self.living():
+            if block.born <= self.born_by_peak and block.where == self.where:
+                found[id(block)] = block
         for block in list(self.departed):      # now: one of those may have died meanwhile
             found[id(block)] = block
         if self.incomplete:
@@ -281,15 +283,14 @@ cdef class Balance:
 
     def lives(self):
         """Bytes of `LIFE`: every storage so far; None where there was no room for all."""
+        cdef HeldStorage block
         cdef Life life
         if self.log is None or self.forgot:
             return None
         found = [(<char *> self.ended)[:self.n_ended * sizeof(Life)] if self.n_ended else b""]
-        for reference in list(self.storages.values()):
-            callback = reference.__callback__  # None of one that died
-            if callback is not None:
-                life = (<HeldStorage> callback).life(<uint32_t> ALIVE)
-                found.append((<char *> &life)[:sizeof(Life)])
+        for block in self.living():
+            life = block.life(<uint32_t> ALIVE)
+            found.append((<char *> &life)[:sizeof(Life)])
         return b"".join(found)
 
     cdef void in_phase(self, uint32_t phase) noexcept:

@@ -425,7 +425,7 @@ cdef class Collector:
             self.gap(self.first, at, 0, 0, 0, self.first.place)
         taken = self.take_rows(), self.overhead, self.module_calls(), self.balance.peak
         self.overhead = self.plain_ops = self.lazy_ops = self.lazy_runs = self.lazy_devices = 0
-        for timeline in self.threads.values():
+        for timeline in list(self.threads.values()):   # others begin meanwhile
             self.labels.stage(timeline, at if at > 0 else mt_now(), self.elsewhere())
         self.balance.restart()
         for i in range(self.cap_modules):

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 from mindtorch._ext import location as _location, node_log as _node_log, paths as _paths
 from mindtorch._ext.interpreter cimport (
-    mt_code_name, mt_frame, mt_frame_back, mt_frame_code, mt_frame_free, mt_frame_now, mt_set_vectorcall,
+    mt_code_name, mt_frame, mt_frame_back, mt_frame_code, mt_frame_free, mt_frame_now, mt_is_a, mt_set_vectorcall,
 )
 from mindtorch._ext.node_log cimport log_find, log_from, mt_log, new_log
 from mindtorch._ext.paths cimport NO_PATH, path_of_child, path_of_outermost
@@ -77,7 +77,6 @@ cdef extern from *:
         else if (r == Py_None) { Py_DECREF(r); r = NULL; }
         return r;
     }
-    static inline int mt_is_a(PyObject *o, PyObject *kind) { return PyObject_TypeCheck(o, (PyTypeObject *)kind); }
     static inline PyObject **mt_items(PyObject *tuple) { return &PyTuple_GET_ITEM(tuple, 0); }
     static inline PyObject *mt_vectorcall(PyObject *f, PyObject **args, size_t nargsf, PyObject *kwnames) {
         return PyObject_Vectorcall(f, (PyObject *const *)args, nargsf, kwnames);
@@ -92,7 +91,6 @@ cdef extern from *:
     uint64_t mt_method_number(PyObject *o, PyObject *name, uint64_t fail) noexcept
     PyObject *mt_call_optional(PyObject *f) noexcept
     object mt_result(PyObject *p)
-    bint mt_is_a(PyObject *o, PyObject *kind) noexcept
     PyObject **mt_items(PyObject *tuple) noexcept
     PyObject *PyObject_Vectorcall "mt_vectorcall" (
         PyObject *f, PyObject **args, size_t nargsf, PyObject *kwnames) noexcept
@@ -633,7 +631,7 @@ cdef dict _differentiating = {}                # by number: threads that began a
 
 cdef object first_pass():
     """The calling thread's."""
-    for number, thread in list(_differentiating.items()):
+    for number, thread in _differentiating.copy().items():
         if not thread.is_alive():
             _differentiating.pop(number, None)
     _differentiating[threading.get_ident()] = threading.current_thread()
@@ -645,7 +643,7 @@ def differentiates_elsewhere():
     Torch writes and frees gradients without the GIL: what gets at another thread's meanwhile may crash.
     """
     own = threading.get_ident()
-    for number, thread in list(_differentiating.items()):
+    for number, thread in _differentiating.copy().items():
         if number != own and thread.is_alive():
             return True
     return False

@@ -29,6 +29,16 @@ cdef object _result(Operand *x, int dtype):
     return [describe(x)]
 
 
+cdef dict _bound(list names, list values, tuple args, dict kwargs):
+    """What is given to each of these, whose values else are those; None: too many."""
+    if len(args) > len(names):
+        return None
+    values[:len(args)] = args
+    for key, value in kwargs.items():
+        values[names.index(key)] = value
+    return dict(zip(names, values))
+
+
 def convolution(tuple args, dict kwargs, tuple spec):
     """conv{n}d(input, weight, bias, stride, padding, dilation, groups), convolution(... transposed ...)."""
     cdef Operand x, w, b
@@ -42,12 +52,8 @@ def convolution(tuple args, dict kwargs, tuple spec):
     elif spec[1]:
         names[5:] = ["output_padding", "groups", "dilation"]
         values[5:] = [0, 1, 1]
-    if len(args) > len(names):
+    if (bound := _bound(names, values, args, kwargs)) is None:
         return None
-    values[:len(args)] = args
-    for key, value in kwargs.items():
-        values[names.index(key)] = value
-    bound = dict(zip(names, values))
     transposed = bound.get("transposed", spec[1])
     if not load(bound["input"], &x) or not load(bound["weight"], &w) or x.dtype != w.dtype or not FLOATS >> x.dtype & 1:
         return None
@@ -102,12 +108,8 @@ def pooling(tuple args, dict kwargs, tuple spec):
     if not is_max:
         names[4:] = ["ceil_mode", "count_include_pad", "divisor_override"]
         values[4:] = [False, True, None]
-    if len(args) > len(names):
+    if (bound := _bound(names, values, args, kwargs)) is None:
         return None
-    values[:len(args)] = args
-    for key, value in kwargs.items():
-        values[names.index(key)] = value
-    bound = dict(zip(names, values))
     if bound.get("return_indices", False) is not False or type(bound["ceil_mode"]) is not bool:
         return None
     if type(bound.get("count_include_pad", True)) is not bool or bound.get("divisor_override") is not None:

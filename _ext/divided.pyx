@@ -16,8 +16,7 @@ def nbytes(Segment segment):
     cdef uint64_t found = 0
     cdef size_t k
     cdef uint32_t i, n
-    if not segment.claimed and (segment.tail != tape.tail or segment.pending != tape.n_pending):
-        segment._plan()
+    segment.look_again()
     for k in range(segment.seqs.n):
         r = tape.record(segment.seqs.data[k])
         if not r:
@@ -50,8 +49,7 @@ def facts(Segment segment):
     cdef bint mixed
     cdef int place, draws
     cdef object found
-    if not segment.claimed and (segment.tail != tape.tail or segment.pending != tape.n_pending):
-        segment._plan()
+    segment.look_again()
     for k in range(segment.seqs.n):
         r = tape.record(segment.seqs.data[k])
         takes, writes, makes = [], [], []
@@ -101,8 +99,7 @@ def calls(Segment segment):
     cdef SigS *s
     cdef list found = []
     cdef size_t k
-    if not segment.claimed and (segment.tail != tape.tail or segment.pending != tape.n_pending):
-        segment._plan()
+    segment.look_again()
     for k in range(segment.seqs.n):
         r = tape.record(segment.seqs.data[k])
         if not r:

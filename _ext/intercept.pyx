@@ -52,7 +52,6 @@ cdef object infer, run_eagerly, run_whole, without_nodes, lift, mixed_devices, j
 cdef object inference_enabled, inference_mode, forward_ad
 cdef object excluded, past_autograd    # asked in a dispatch: whether it came through torch's dispatcher
 cdef object below, detach, increment_version, requires_grad, is_inference, functions_enabled, functions_below
-cdef object set_item
 cdef uint64_t n_whole = 0             # calls recorded at the function level
 cdef uint64_t n_dispatch = 0          # calls recorded at the dispatch level
 cdef bint logging = False, apart = False
@@ -66,7 +65,7 @@ def init(hooks, torch):
     global forward_ad, below, detach
     global excluded, past_autograd
     global inference_enabled, inference_mode, increment_version, requires_grad, is_inference
-    global functions_enabled, functions_below, set_item
+    global functions_enabled, functions_below
     tape = get_tape()
     inference_enabled = torch.is_inference_mode_enabled
     inference_mode = torch.inference_mode
@@ -84,7 +83,6 @@ def init(hooks, torch):
     run_eagerly = hooks.run_eagerly
     run_whole = hooks.run_whole
     without_nodes = hooks.without_nodes
-    set_item = torch.Tensor.__setitem__
     lift = hooks.lift
     mixed_devices = hooks.mixed_devices
     joined = hooks.joined
@@ -649,8 +647,12 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
 
 
 cdef object _go_on(OpInfo info, object func, object types, tuple args, object kwargs):
-    cdef int64_t before = version_of(<PyObject *>args[0]) if PyTuple_GET_SIZE(args) else -1
+    cdef object first = args[0] if PyTuple_GET_SIZE(args) else _named_first(kwargs)
+    cdef int64_t before
     cdef bint again = False
+    if isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    before = version_of(<PyObject *>first)
     while True:
         try:
             return _gone_on(info, func, types, args, kwargs)
@@ -661,8 +663,12 @@ cdef object _go_on(OpInfo info, object func, object types, tuple args, object kw
             if done is None:
                 raise
             if done:
-                return None if func is set_item else args[0]
+                return done[0]
             again = True
+
+
+cdef object _named_first(object kwargs):
+    return None if kwargs is None else kwargs.get("input", kwargs.get("self"))
 
 
 cdef inline object _gone_on(OpInfo info, object func, object types, tuple args, object kwargs):

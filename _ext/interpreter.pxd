@@ -50,6 +50,7 @@ cdef extern from *:
     #define MT_SET_SLOT(obj, off, val) (MT_SLOT(obj, off) = (val))
 
     /* ---- Classes. Borrowed; of a class that a program made. 3.11 has a function for it, which makes an object. */
+    static inline int mt_is_a(PyObject *o, PyObject *kind) { return PyObject_TypeCheck(o, (PyTypeObject *)kind); }
     static inline PyObject *mt_class_name(PyObject *o) { return ((PyHeapTypeObject *)Py_TYPE(o))->ht_name; }
     static inline newfunc *mt_constructor(PyObject *type) { return &((PyTypeObject *)type)->tp_new; }
     /* What `x[i]` calls, of a class that has a table of its own: one that a program made. */
@@ -249,6 +250,7 @@ cdef extern from *:
     Py_ssize_t mt_slot_offset(PyObject *descr) noexcept
     PyObject *MT_SLOT(PyObject *obj, Py_ssize_t off) noexcept
     void MT_SET_SLOT(PyObject *obj, Py_ssize_t off, PyObject *val) noexcept
+    bint mt_is_a(PyObject *o, PyObject *kind) noexcept     # kind: a class
     PyObject *mt_class_name(PyObject *obj) noexcept
     ctypedef void (*mt_destructor)(PyObject *o) noexcept
     mt_destructor *mt_dealloc_of(PyObject *type) noexcept

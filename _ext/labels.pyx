@@ -84,9 +84,8 @@ cdef class Labels:
 
     def take(self):
         """{name: (calls, ns, least, most)} of the stretches that ended since the last time."""
-        taken = {self.names[number]: found for number, found in self.sums.items()}
-        self.sums = {}
-        return taken
+        sums, self.sums = self.sums, {}
+        return {self.names[number]: found for number, found in sums.items()}
 
 
 cdef bint _checkpoints() except -1:

@@ -20,15 +20,11 @@ from mindtorch._ext.context cimport (
 )
 from mindtorch._ext.interpreter cimport (
     mt_code_name, mt_frame, mt_frame_argument, mt_frame_back, mt_frame_code, mt_frame_first, mt_frame_free,
-    mt_frame_made, mt_frame_now, mt_look_inside,
+    mt_frame_made, mt_frame_now, mt_is_a, mt_look_inside,
 )
 from mindtorch._ext.paths cimport NO_PATH, path_of_child, path_of_outermost
 
 cdef extern from *:
-    """
-    static inline int mt_is_a(PyObject *o, PyObject *kind) { return PyObject_TypeCheck(o, (PyTypeObject *)kind); }
-    """
-    bint mt_is_a(PyObject *o, PyObject *kind) noexcept
     PyObject *PyObject_GetAttr(PyObject *ob, PyObject *name) noexcept
     void PyErr_Clear() noexcept
     void PyErr_Fetch(PyObject **kind, PyObject **value, PyObject **trace) noexcept

@@ -12,7 +12,7 @@ from libc.stdlib cimport calloc, free, realloc
 import gc
 import sys
 
-from .interpreter cimport mt_alive, mt_class_name, mt_is_referent    # nn.Module's subclasses are heap types
+from .interpreter cimport mt_alive, mt_class_name, mt_is_a, mt_is_referent    # nn.Module's subclasses are heap types
 
 cdef extern from *:
     """
@@ -47,7 +47,6 @@ cdef extern from *:
         return name;
     }
     static inline int mt_same_str(PyObject *a, PyObject *b) { return a == b || PyUnicode_Compare(a, b) == 0; }
-    static inline int mt_is_a(PyObject *o, PyObject *kind) { return PyObject_TypeCheck(o, (PyTypeObject *)kind); }
     """
     PyObject *mt_child(PyObject *module, PyObject *modules_str, PyObject *name) noexcept
     PyObject *mt_name_of(PyObject *module, PyObject *modules_str, PyObject *child, int few) noexcept
@@ -57,7 +56,6 @@ cdef extern from *:
     void PyErr_Clear() noexcept
     void PyErr_SetObject(PyObject *kind, PyObject *value) noexcept
     void Py_XDECREF(PyObject *p) noexcept
-    bint mt_is_a(object ob, object kind) noexcept          # kind: a class
     void incref "Py_INCREF" (PyObject *p) noexcept
 
 cdef enum:
@@ -244,7 +242,7 @@ def first_parameter(root):
 def named_modules(root):
     """(name, module) of the module itself, its name empty, and all under it, each once, parents first."""
     cdef set seen = set()
-    cdef list todo = [("", root)], found = []
+    cdef list todo = [("", root)], found = [], below
     cdef object name, module, children
     while todo:
         name, module = todo.pop()
@@ -254,8 +252,10 @@ def named_modules(root):
         found.append((name, module))
         children = module._modules
         if children:
-            todo.extend(reversed([(f"{name}.{child}" if name else child, held)
-                                  for child, held in list(children.items())]))
+            below = []
+            for child, held in children.copy().items():
+                below.append((f"{name}.{child}" if name else child, held))
+            todo.extend(reversed(below))
     return found
 
 
@@ -266,7 +266,7 @@ def named_tensors(root):
     cdef object kind, prefix, module, name, tensor
     for kind in ("_parameters", "_buffers"):
         for prefix, module in every:
-            for name, tensor in list(getattr(module, kind).items()):
+            for name, tensor in getattr(module, kind).copy().items():
                 if tensor is not None and <uintptr_t> <PyObject *> tensor not in seen:
                     seen.add(<uintptr_t> <PyObject *> tensor)
                     found.append((f"{prefix}.{name}" if prefix else name, tensor))
@@ -436,7 +436,7 @@ cdef uint32_t locate(object child, PyObject **stack, const uint32_t *ids, uint32
     while i > 0:                               # deeper, or held by a module further out
         i -= 1
         ancestor = <object> stack[i]
-        for name, module in ancestor.named_modules():
+        for name, module in named_modules(ancestor):
             if module is child and name:
                 path = intern_steps(ancestor, ids[i], name, cls)
                 remember(<PyObject *> child, caller, path, False)
@@ -534,7 +534,7 @@ def living(kind):
     if not isinstance(kind, type):
         raise TypeError(f"[living] expected a class, got {type(kind).__name__}")
     for thing in gc.get_objects():
-        if mt_is_a(thing, kind):
+        if mt_is_a(<PyObject *> thing, <PyObject *> kind):
             found.append(thing)
     return found
 

@@ -30,6 +30,7 @@ cdef class Segment:
     cdef readonly bint random         # some record draws from the device's generator
     cdef public dict wanted           # slot -> None: gets the value as soon as the record has run; or None
     cdef int _plan(self) except -1
+    cdef int look_again(self) except -1
     cdef int _claim(self) except -1
     cdef int take(self) except -1
     cdef Segment _part(self)

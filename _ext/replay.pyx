@@ -146,6 +146,12 @@ cdef class Segment:
         free(self.fresh)
         free(self.targets)
 
+    cdef int look_again(self) except -1:
+        """Plan it anew if the tape has gone on since, unless it has begun."""
+        if not self.claimed and (self.tail != self.tape.tail or self.pending != self.tape.n_pending):
+            self._plan()
+        return 0
+
     cdef int _plan(self) except -1:
         cdef Tape tape = self.tape
         cdef uint32_t *written = self.targets + self.n_targets if self.targets else NULL
@@ -772,8 +778,7 @@ cdef class Segment:
         cdef size_t k
         cdef int place
         cdef bint mixed
-        if not self.claimed and (self.tail != tape.tail or self.pending != tape.n_pending):
-            self._plan()
+        self.look_again()
         for k in range(self.seqs.n):
             r = tape.record(self.seqs.data[k])
             place = place_of(tape, r, &mixed)

@@ -43,7 +43,7 @@ def holders(dict standing, tuple besides):
     try:
         for original in standing:
             sought[place_of(<PyObject *> original, sought, mask)] = <PyObject *> original
-        for called, module in list(sys.modules.items()):
+        for called, module in sys.modules.copy().items():
             if not PyModule_Check(module) or called in besides:
                 continue
             names = <dict> PyModule_GetDict(module)

@@ -2,43 +2,14 @@
 
 from __future__ import annotations
 
-from mindtorch.base.words import counted
+from mindtorch.base.words import counted, seconds, three
 
 __all__ = ["amount", "assumption", "bytes_text", "count", "counted", "joules", "number", "percent", "seconds", "work"]
-
-
-def _three(value: float) -> str:
-    """Three or four significant digits, never an exponent, for 0 <= value < 10000."""
-    if value >= 999.5:
-        return f"{value:.0f}"
-    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
 
 
 def assumption(value: object) -> str:
     """An assumed value in few digits: float32's 1e-12 is 9.999999960041972e-13 in full."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def seconds(value: float | None) -> str:
-    if value is None:
-        return ""
-    if value < 0:
-        return "-" + seconds(-value)
-    if value == 0:
-        return "0 s"
-    if value < 999.5e-9:
-        return f"{value * 1e9:.0f} ns"
-    if value < 999.5e-6:
-        return f"{_three(value * 1e6)} µs"
-    if value < 0.9995:
-        return f"{_three(value * 1e3)} ms"
-    if value < 999.5:
-        return f"{_three(value)} s"
-    minutes, rest = divmod(round(value), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours >= 100:
-        return f"{hours // 24}d {hours % 24:02d}h"
-    return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {rest:02d}s"
 
 
 def amount(value: float | None, zero: str = "") -> str:
@@ -50,8 +21,8 @@ def amount(value: float | None, zero: str = "") -> str:
         (999.5e15, 1e15, " P"),
     ):  # fmt: skip
         if abs(value) < limit:
-            return f"{value:.0f}" if factor == 1 else _three(value / factor) + prefix
-    return _three(value / 1e18) + " E"
+            return f"{value:.0f}" if factor == 1 else three(value / factor) + prefix
+    return three(value / 1e18) + " E"
 
 
 def number(value: float | None, zero: str = "") -> str:
@@ -71,8 +42,8 @@ def joules(value: float | None) -> str:
         return "0 J"
     for limit, factor, prefix in ((999.5e-9, 1e9, "n"), (999.5e-6, 1e6, "µ"), (0.9995, 1e3, "m")):
         if value < limit:
-            return f"{_three(value * factor)} {prefix}J"
-    return f"{_three(value)} J" if value < 999.5 else work(value, "J")
+            return f"{three(value * factor)} {prefix}J"
+    return f"{three(value)} J" if value < 999.5 else work(value, "J")
 
 
 def bytes_text(value: float | None, zero: str = "") -> str:
@@ -81,7 +52,7 @@ def bytes_text(value: float | None, zero: str = "") -> str:
     for power, prefix in enumerate(("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")):
         scaled = value / 1024**power
         if abs(scaled) < 999.5 or prefix == "EiB":
-            return f"{scaled:.0f} B" if power == 0 else f"{_three(scaled)} {prefix}"
+            return f"{scaled:.0f} B" if power == 0 else f"{three(scaled)} {prefix}"
     raise AssertionError
 
 

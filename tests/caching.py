@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 
 import mindtorch
 
 LAZY = "remote_accelerator:0"
+
+
+@pytest.fixture
+def nothing_counted() -> None:
+    """Nothing is pending, and counts begin at 0."""
+    mindtorch.flush("test")
+    mindtorch.reset_stats()
 
 
 def counts() -> tuple[int, int]:

@@ -17,13 +17,9 @@ from torch.nn import functional as F
 import mindtorch
 from mindtorch.engine.cache import content_names
 from mindtorch.engine.execute.local import add_op_observer, remove_op_observer
-from tests.caching import LAZY, counts, up
+from tests.caching import LAZY, counts, nothing_counted, up
 
-
-@pytest.fixture(autouse=True)
-def nothing_counted() -> None:
-    mindtorch.flush("test")
-    mindtorch.reset_stats()
+pytestmark = pytest.mark.usefixtures(nothing_counted.__name__)
 
 
 @contextmanager

@@ -10,13 +10,9 @@ from torch.nn import functional as F
 
 import mindtorch
 from mindtorch.engine.cache import content_names
-from tests.caching import LAZY, again, up
+from tests.caching import LAZY, again, nothing_counted, up
 
-
-@pytest.fixture(autouse=True)
-def nothing_counted() -> None:
-    mindtorch.flush("test")
-    mindtorch.reset_stats()
+pytestmark = pytest.mark.usefixtures(nothing_counted.__name__)
 
 
 def test_L14_the_same_call_of_the_same_bits_is_found() -> None:

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import mindtorch
-from mindtorch.devices import names as devices
 from mindtorch.devices.names import DEVICE_TYPES, device, get_default_device, set_default_device
 from mindtorch.devices.places import ESTIMATED, META, NPU, RECORDED, TORCHS, where
 from mindtorch.patch.cuda_names import cuda_is_ours
@@ -255,24 +254,6 @@ def test_D3_decorator():
     assert where() == device("npu:3")
     assert where.__name__ == "where"
     assert get_default_device() == device("cpu")
-
-
-def test_D5_npu_without_index_is_the_threads_current_one(monkeypatch):
-    monkeypatch.setattr(devices, "_current_index", {})
-    assert devices.resolve("npu") == device("npu:0")
-    current = threading.local()
-    devices.register_current_index("npu", lambda: getattr(current, "index", 0))
-    current.index = 5
-    assert devices.resolve("npu") == device("npu:5")
-    assert devices.resolve("npu:0") == device("npu:0")
-    seen = []
-    thread = threading.Thread(target=lambda: seen.append(devices.resolve("npu")))
-    thread.start()
-    thread.join()
-    assert seen == [device("npu:0")]
-    with device("npu"):
-        assert devices.resolve() == device("npu:5")
-    assert devices.resolve("cpu") == device("cpu") and devices.resolve() == device("cpu")
 
 
 def test_D1_module_does_not_import_torch():

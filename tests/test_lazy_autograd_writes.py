@@ -166,6 +166,12 @@ def _written_without_gradients(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor
     return v
 
 
+def _copied_by_an_operator(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    v = _rows(x)[1]
+    assert torch.ops.aten._foreach_copy_([v], [w.expand(4)]) is None
+    return v
+
+
 def _of_a_long_chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     v = x.clone()
     for _ in range(6):
@@ -182,6 +188,12 @@ INTO_INTEGERS: dict[str, Write] = {
     "fill": lambda x, w: _rows(x)[1].fill_(w),
     "fill by a function": lambda x, w: torch.fill_(_rows(x)[1], w),
     "fill by name": _copied_by_name,
+    "fill by a function by name": lambda x, w: torch.fill_(value=w, input=_rows(x)[1]),
+    "fill by an operator by name": lambda x, w: torch.ops.aten.fill_.Tensor(value=w, self=_rows(x)[1]),
+    "copy into a list": lambda x, w: torch._foreach_copy_([_rows(x)[1]], [w.expand(4)])[0],
+    "copy into a list by name": lambda x, w: torch._foreach_copy_(src=[w.expand(4)], self=(_rows(x)[1],))[0],
+    "copy into two rows": lambda x, w: torch._foreach_copy_([*_rows(x)[1:3]], [w.expand(4)] * 2)[1],
+    "copy into a list by an operator": _copied_by_an_operator,
     "masked fill": lambda x, w: (v := _rows(x)[1], v.masked_fill_(v > 1, w))[0],
     "index fill": lambda x, w: _rows(x)[1].index_fill_(0, torch.tensor([1], device=x.device), w),
     "comparison": lambda x, w: _rows(x)[1].lt_(w),

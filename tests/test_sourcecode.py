@@ -75,6 +75,18 @@ def test_lint_no_list_comprehensions_in_cython() -> None:
     assert not found, "\n".join(["append in a loop instead:", *found])
 
 
+def test_lint_tables_that_change_are_copied_first() -> None:
+    """``list(table.items())`` makes tuples: until Python 3.12 any of them may begin a collection, whose finalizers, or
+    another thread meanwhile, change the table, and it raises. ``table.copy()`` makes none."""
+    listed = re.compile(r"\bin list\([^()]*(\([^()]*\))?[^()]*\.items\(\)\)(?!\[)")
+    found = []
+    for path in (*map(Path, CYTHON), *(p for folder in ("mindtorch", "cli") for p in (ROOT / folder).rglob("*.py"))):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if listed.search(line):
+                found.append(f"{path.name}:{number}: {line.strip()}")
+    assert not found, "\n".join(["table.copy().items() instead:", *found])
+
+
 def test_lint_mypy(staged: Path, tmp_path: Path) -> None:
     config = str(ROOT / "pyproject.toml")
     check("mypy", "--config-file", config, "--cache-dir", str(tmp_path), "-p", "mindtorch", cwd=staged)

@@ -204,9 +204,13 @@ def address() -> str:
 
 def workers() -> int | None:
     """``GENIE_WORKERS``: how many workers on a Ray cluster, or in child processes. None: one for each GPU, or one."""
-    value = os.environ.get("GENIE_WORKERS", "").strip()
+    return _number_of("workers", "GENIE_WORKERS")
+
+
+def _number_of(what: str, variable: str) -> int | None:
+    value = os.environ.get(variable, "").strip()
     if value and not (value.isdecimal() and int(value)):
-        raise UsageError(f"GENIE_WORKERS: expected a number of workers, got {value!r}")
+        raise UsageError(f"{variable}: expected a number of {what}, got {value!r}")
     return int(value) if value else None
 
 
@@ -234,10 +238,7 @@ def wait() -> float | None:
 
 def worker_memory() -> int | None:
     """``GENIE_WORKER_MEMORY``: bytes of values that each of several workers may have. None: what it says is free."""
-    value = os.environ.get("GENIE_WORKER_MEMORY", "").strip()
-    if value and not (value.isdecimal() and int(value)):
-        raise UsageError(f"GENIE_WORKER_MEMORY: expected a number of bytes, got {value!r}")
-    return int(value) if value else None
+    return _number_of("bytes", "GENIE_WORKER_MEMORY")
 
 
 def worker_files() -> list[str]:

@@ -50,7 +50,7 @@ class ThreadWatch:
         self._watching = False
 
     def __enter__(self) -> ThreadWatch:
-        self._original = original = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+        original = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
 
         def _bootstrap_inner(thread: threading.Thread) -> None:
             if threading.Thread._bootstrap_inner is not self._replacement:  # type: ignore[attr-defined]

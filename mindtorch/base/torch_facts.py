@@ -29,7 +29,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from . import NAME
-from .torch_names import FACTS, RELEASES, SOME_HAVE
+from .torch_names import FACTS, RELEASES
 from .words import counted
 
 #: By these, what is made within a dispatch is known to be a view. Together, or not at all.
@@ -70,11 +70,6 @@ def check() -> None:
             lost[fact.name] = fact.lost
         elif proving and not fact.proves(found):
             lost[fact.name] = f"it has changed; {fact.lost}"
-
-
-def absent_ops() -> set[str]:
-    """Of the op table's, those that the installed torch does not have, where that is known."""
-    return {name for name, having in SOME_HAVE.items() if known() and release() not in having}
 
 
 def summary() -> str:

@@ -13,14 +13,6 @@ from typing import Any, NamedTuple
 #: Releases that the whole suite was run with. Others work, too: what they lack is done the slower way.
 RELEASES = ("2.12", "2.13", "2.14", "2.15")
 
-
-#: Ops in mindtorch's table that not all of these have -> the releases that do.
-SOME_HAVE = {
-    "aten::_foreach_mm": RELEASES[1:],
-    "aten::cholesky": RELEASES[:2],
-    "aten::qr": RELEASES[:2],
-}
-
 #: Arguments of ops that some of these call otherwise than the others: (the one name, the name that mindtorch uses).
 RENAMED: dict[str, tuple[tuple[str, str], ...]] = {
     "aten::_cdist_backward": (("grad_output", "grad"),),  # since 2.15

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["amounts", "bytes_in_words", "counted", "time_in_words", "visible"]
+__all__ = ["amounts", "bytes_in_words", "counted", "seconds", "three", "visible"]
 
 
 def counted(number: int | None, what: str, shown: str | None = None) -> str:
@@ -22,12 +22,32 @@ def bytes_in_words(nbytes: int) -> str:
     return f"{nbytes} bytes"
 
 
-def time_in_words(seconds: float) -> str:
-    """``17.1 µs``, as tables of reports write it; from a second on in seconds."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= 0.9995 * size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
+def three(value: float) -> str:
+    """Three or four significant digits, never an exponent, for 0 <= value < 10000."""
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
+
+
+def seconds(value: float | None) -> str:
+    """``17.1 µs``, ``3m 05s``."""
+    if value is None:
+        return ""
+    if value < 0:
+        return "-" + seconds(-value)
+    if value == 0:
+        return "0 s"
+    if value < 999.5e-9:
+        return f"{value * 1e9:.0f} ns"
+    if value < 999.5e-6:
+        return f"{three(value * 1e6)} µs"
+    if value < 0.9995:
+        return f"{three(value * 1e3)} ms"
+    if value < 999.5:
+        return f"{three(value)} s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 100:
+        return f"{hours // 24}d {hours % 24:02d}h"
+    return f"{hours}h {minutes:02d}m" if hours else f"{minutes}m {rest:02d}s"
 
 
 def amounts(of: Mapping[str, float]) -> str:

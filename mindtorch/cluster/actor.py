@@ -11,21 +11,38 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["PART", "Actor", "machine", "state_of"]
+__all__ = ["PART", "Actor", "Gives", "look_in", "machine", "state_of"]
 
 PART = 8 << 20  # bytes of a message that go with one call at most
 
 
-class Actor:
+class Gives:
+    """Has parcels that other workers may take. ``bytes``, or the number of a failure in their place; see `Worker`."""
+
+    def __init__(self) -> None:
+        self._parcels: dict[int, bytes | bytearray | int] = {}
+
+    def parcel(self, ticket: int, begin: int, last: bool) -> bytes | int:
+        """A part of what is put aside for another worker; or an int, which is all there is."""
+        found = self._parcels[ticket] if not last else self._parcels.pop(ticket)
+        return found if isinstance(found, int) else bytes(found[begin : begin + PART])
+
+
+def look_in(path: list[str]) -> None:
+    """Find modules in the program's ``sys.path``, behind what a runtime_env gives, which Ray puts first."""
+    sys.path[:] = [*(entry for entry in sys.path if "/runtime_resources/" in entry), *path]
+
+
+class Actor(Gives):
     """Has a `Worker` and gives it the messages of one program, in their order."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._serve: Callable[[bytes | bytearray], bytearray] | None = None
         self._come = bytearray()  # parts of a message whose last one has not come
         self._replies: dict[int, bytearray] = {}  # those that do not go with one call, until all of them has
         self._number = 0
         self._memory: Any = None  # see `Worker`
-        self._parcels: dict[int, bytes | bytearray | int] = {}  # see `Worker`
         self._folders: list[str] = []
 
     def begin(self, device: str, path: list[str] | None, threads: int | None) -> tuple[int, str, str]:
@@ -37,8 +54,7 @@ class Actor:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # which is for the program
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's handler runs into an assertion of Ray's
         if path is not None:
-            given = [entry for entry in sys.path if "/runtime_resources/" in entry]  # of a runtime_env
-            sys.path[:] = [*path, *given]
+            look_in(path)
         from ..base import config
         from ..engine.remote.child import serving
         from ..engine.remote.set_aside import SetAside
@@ -83,11 +99,6 @@ class Actor:
         if last:
             del self._replies[number]
         return found
-
-    def parcel(self, ticket: int, begin: int, last: bool) -> bytes | int:
-        """A part of what another worker is to have from this one; or an int, which is all there is."""
-        found = self._parcels[ticket] if not last else self._parcels.pop(ticket)
-        return found if isinstance(found, int) else bytes(found[begin : begin + PART])
 
     def bring(self, ticket: int, part: bytes | int) -> None:
         """A part of what another worker has given. Ray takes it here from there."""

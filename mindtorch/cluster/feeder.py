@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
-from .actor import PART
+from .actor import Gives, look_in
 
 __all__ = ["Feeder"]
 
 
-class Feeder:
+class Feeder(Gives):
     """An actor: calls a function there by its name, and goes through what it gives."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._batches: Iterator[Any] = iter(())
-        self._parcels: dict[int, bytes | bytearray | int] = {}
 
     def begin(self, path: list[str] | None, source: str, args: bytes, seed: int) -> str:
         """Call ``source``, MODULE:FUNCTION, with arguments as `wire` has them, after torch's seed has been set. Why
         that failed; empty if it did not. ``path``: as for `Actor.begin`.
         """
         if path is not None:
-            given = [entry for entry in sys.path if "/runtime_resources/" in entry]
-            sys.path[:] = [*given, *path]
+            look_in(path)
         import importlib
 
         import torch
@@ -53,8 +51,3 @@ class Feeder:
             return None if batch is None else put_aside(batch, first, self._parcels)
         except Exception as error:  # noqa: BLE001 - as above
             return f"{type(error).__name__}: {error}"
-
-    def parcel(self, ticket: int, begin: int, last: bool) -> bytes | int:
-        """A part of what was put aside."""
-        found = self._parcels.pop(ticket) if last else self._parcels[ticket]
-        return found if isinstance(found, int) else bytes(found[begin : begin + PART])

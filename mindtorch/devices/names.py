@@ -25,9 +25,7 @@ __all__ = [
     "device",
     "get_default_device",
     "of_number",
-    "register_current_index",
     "register_numbered",
-    "resolve",
     "set_default_device",
 ]
 
@@ -359,25 +357,3 @@ def set_default_everywhere(value: device | None) -> device | None:
     global _everywhere
     before, _everywhere = _everywhere, value
     return before
-
-
-_current_index: dict[str, Callable[[], int]] = {}
-
-
-def register_current_index(kind: str, current: Callable[[], int]) -> None:
-    """Let ``current()`` answer which index ``kind`` without one means in the calling thread (SPEC D5)."""
-    _current_index[_checked_type(kind)] = current
-
-
-def resolve(value: DeviceLike | None = None) -> device:
-    """The device a tensor made now would get: the default for None, and ``npu`` with the thread's current index.
-
-    Other types keep "no index" unless something registered for them. An explicit index, 0 included, is kept.
-    """
-    chosen = get_default_device() if value is None else device(value)
-    if chosen._index is None:
-        if chosen._type in _current_index:
-            return device(chosen._type, _current_index[chosen._type]())
-        if chosen._type == "npu":
-            return device("npu", 0)
-    return chosen

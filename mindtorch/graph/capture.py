@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -27,7 +26,7 @@ from .._ext import lazy as _core
 from ..base.jit_tracing import without_our_modes
 from ..base.patching import Patches
 from ..base.threads import ThreadWatch
-from ..engine.semantics.owners import named_tensors
+from ..engine.semantics.owners import named_tensors, parameters_put
 from ..ops import schema
 from .graph import ComputationGraph
 from .parts import Call, Hole, Output, Reading, constant, output_of
@@ -354,14 +353,12 @@ def capture() -> Iterator[ComputationGraph]:
         recorder.saw_root(root, path)
     tracking.modules.add_listener(recorder.saw_root)
     tracking.generation.listeners.append(recorder.settled)
-    named = register_module_parameter_registration_hook(lambda *_: setattr(recorder, "grown", True))
     stepped = register_optimizer_step_post_hook(lambda optimizer, *_: recorder.stepped(optimizer))
     try:
-        with _everywhere(recorder):
+        with _everywhere(recorder), parameters_put.told_to(lambda *_: setattr(recorder, "grown", True)):
             yield graph
     finally:
         stepped.remove()
-        named.remove()
         tracking.generation.over()
         tracking.generation.listeners.remove(recorder.settled)
         tracking.modules.remove_listener(recorder.saw_root)

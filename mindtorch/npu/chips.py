@@ -8,12 +8,11 @@ from __future__ import annotations
 import functools
 import re
 
-__all__ = ["computes_bfloat16", "multiplies_float32", "saturates", "saves_variance"]
+__all__ = ["computes_bfloat16", "multiplies_float32", "saves_variance"]
 
 # ``Ascend910B`` alone is of the first generation, ``Ascend910B1`` and so on are Atlas A2's.
 _FIRST_910 = r"910(Premium|Pro)?[AB](?!\d)"
 _WITHOUT_BFLOAT16 = re.compile(rf"Ascend({_FIRST_910}|310(?!B))")
-_SATURATING = re.compile(rf"Ascend({_FIRST_910}|310)")
 _SAVING_VARIANCE = re.compile(rf"Ascend(910(B\d|_93)|{_FIRST_910}|310P)")
 
 
@@ -26,11 +25,6 @@ def computes_bfloat16(name: str) -> bool:
 def multiplies_float32(name: str) -> bool:
     """Whether its cube unit takes float32: that of the first 910 generation, 310 and 310P does not."""
     return computes_bfloat16(name)  # the same units
-
-
-def saturates(name: str) -> bool:
-    """Whether infinity becomes the largest number and NaN 0: on the first 910 generation, 310, 310P and 310B."""
-    return _SATURATING.match(name) is not None
 
 
 def saves_variance(name: str) -> bool:

@@ -108,7 +108,7 @@ def householder(args: Args, kwargs: Kwargs, out: Any) -> int:
     return math.prod(a.shape[:-2]) * (4 * m * n * k - 2 * (m + n) * k * k + 4 * k**3 // 3)
 
 
-def _solution(matrix: Any, right_side: Any, left: bool, out: Any, times: int) -> int:
+def _solution(matrix: Any, right_side: Any, out: Any, times: int) -> int:
     # an n x n triangle meets each of the columns (left=False: rows) solved for: n^2 FLOPs
     n = matrix.shape[-1]
     return times * n * numel(first_output((right_side,), {}, out))
@@ -117,28 +117,28 @@ def _solution(matrix: Any, right_side: Any, left: bool, out: Any, times: int) ->
 def solve_triangular(args: Args, kwargs: Kwargs, out: Any) -> int:
     """linalg_solve_triangular(A, B, *, upper, left)."""
     a, b = argument(args, kwargs, 0, "self", "A", "input"), argument(args, kwargs, 1, "B")
-    return _solution(a, b, True, out, 1)
+    return _solution(a, b, out, 1)
 
 
 def triangular_solve(args: Args, kwargs: Kwargs, out: Any) -> int:
     """triangular_solve(B, A, ...)."""
-    return _solution(argument(args, kwargs, 1, "A"), argument(args, kwargs, 0, "self"), True, out, 1)
+    return _solution(argument(args, kwargs, 1, "A"), argument(args, kwargs, 0, "self"), out, 1)
 
 
 def lu_solve(args: Args, kwargs: Kwargs, out: Any) -> int:
     """linalg_lu_solve(LU, pivots, B): two triangles."""
-    return _solution(argument(args, kwargs, 0, "LU"), argument(args, kwargs, 2, "B"), True, out, 2)
+    return _solution(argument(args, kwargs, 0, "LU"), argument(args, kwargs, 2, "B"), out, 2)
 
 
 def cholesky_solve(args: Args, kwargs: Kwargs, out: Any) -> int:
     """cholesky_solve(B, L): two triangles."""
-    return _solution(argument(args, kwargs, 1, "input2"), argument(args, kwargs, 0, "self", "input"), True, out, 2)
+    return _solution(argument(args, kwargs, 1, "input2"), argument(args, kwargs, 0, "self", "input"), out, 2)
 
 
 def solve(args: Args, kwargs: Kwargs, out: Any) -> int:
     """linalg_solve(A, B): LU, then two triangles."""
     a, b = argument(args, kwargs, 0, "A", "self"), argument(args, kwargs, 1, "B")
-    return lu((a,), {}, None) + _solution(a, b, True, out, 2)
+    return lu((a,), {}, None) + _solution(a, b, out, 2)
 
 
 # -- comparisons -------------------------------------------------------------------------------------------------------

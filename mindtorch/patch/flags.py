@@ -32,10 +32,10 @@ def patches() -> Iterator[Patch]:
         for setting in TABLE
         if (original := getattr(torch._C, setting.setter, None)) is not None
     }
-    # torch.set_num_threads and its like, and the attributes of torch.backends.mkldnn and its like. Lists, as other
+    # torch.set_num_threads and its like, and the attributes of torch.backends.mkldnn and its like. Copies, as other
     # threads may be importing meanwhile.
-    places = [(owner, name, found) for owner in (torch._C, torch) for name, found in list(vars(owner).items())]
-    for backend in [type(m) for name, m in list(sys.modules.items()) if name.startswith("torch.backends")]:
+    places = [(owner, name, found) for owner in (torch._C, torch) for name, found in vars(owner).copy().items()]
+    for backend in [type(m) for name, m in sys.modules.copy().items() if name.startswith("torch.backends")]:
         for found in list(vars(backend).values()):
             if (setter := getattr(found, "__dict__", {}).get("setter")) is not None:
                 places.append((found, "setter", setter))

@@ -85,7 +85,7 @@ def _settle_all() -> None:
             lent.settle()
 
 
-phases.before_backward(_settle_all)
+phases.before_backward.append(_settle_all)
 values.before_change(_settle_all)
 
 

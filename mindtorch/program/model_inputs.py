@@ -15,7 +15,6 @@ from .input_option import InputSpec, parse_input
 __all__ = ["Plan", "plan_inputs"]
 
 DEFAULT_LENGTH = 128
-_IDS = ("input_ids", "decoder_input_ids")
 # Labels by what the class is named for; of the others, the sum of the first output stands in for the loss.
 _TOKEN_LABELS = re.compile(r"(ForCausalLM|LMHeadModel|ForConditionalGeneration|MTModel|ForMaskedLM)$")
 _CLASS_LABELS = re.compile(r"For(Sequence|Image|Audio)Classification")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import mindtorch
+from mindtorch.cluster.actor import look_in
 from mindtorch.cluster.broker_client import Link
 from mindtorch.cluster.ray_executor import RayExecutor
 
@@ -26,6 +28,15 @@ def mixed():
     yield {"x": base[2:], "t": (base.view(2, 3).t(), "text", 3), "none": None, "empty": base[:0]}
     raise KeyError("no more")
 """
+
+
+def test_R2_workers_and_loaders_find_what_a_runtime_env_gives_before_the_programs_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = "/tmp/ray/session/runtime_resources/py_modules_files/one"
+    monkeypatch.setattr(sys, "path", ["/usr/lib/python3", given])
+    look_in(["/program", "/usr/lib/python3"])
+    assert sys.path == [given, "/program", "/usr/lib/python3"]
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,6 @@ def test_N3_what_a_chip_computes_in(name):
     """As torch_npu tells of the same names."""
     assert chips.computes_bfloat16(name) == (name not in FIRST)
     assert chips.multiplies_float32(name) == (name not in FIRST)
-    assert chips.saturates(name) == (name not in LATER)
     assert chips.saves_variance(name) == name.startswith(("Ascend910", "Ascend310P"))
 
 

@@ -236,9 +236,9 @@ def test_N3_a_new_thread_begins_at_device_0_with_default_streams(npu, devices):
     npu.set_device(1)
     npu.set_stream(npu.Stream(1))
     assert npu.current_device() == 1 and npu.current_stream() != npu.default_stream(1)
-    assert mindtorch.devices.names.resolve("npu") == mindtorch.device("npu:1")
+    assert torch.empty(1, device="npu").device == mindtorch.device("npu:1")
     found = in_thread(lambda: (npu.current_device(), npu.current_stream(), npu.current_stream(1),
-                               mindtorch.devices.names.resolve("npu")))  # fmt: skip
+                               torch.empty(1, device="npu").device))  # fmt: skip
     assert found == (0, npu.default_stream(0), npu.default_stream(1), mindtorch.device("npu:0"))
     assert npu.current_device() == 1
 
@@ -259,7 +259,7 @@ def test_N3_index_0_is_an_index(npu, devices):
             assert npu.current_device() == 0
         with npu.device("npu"):
             assert npu.current_device() == 1
-    assert mindtorch.devices.names.resolve("npu:0").index == 0
+    assert torch.empty(1, device="npu:0").device.index == 0
     assert blocks.allocate(0, 10).device == 0
     npu.set_device(0)
     assert npu.current_device() == 0

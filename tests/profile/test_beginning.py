@@ -159,3 +159,38 @@ def test_C1_what_another_thread_is_loading_is_waited_for(
         assert seen == ([] if fails else [1])
     finally:
         sys.modules.pop("slowly_loaded", None)
+
+
+def test_C2_a_profile_follows_the_compiler_that_another_thread_is_loading(
+    after_torch: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    code = """
+        import torch, mindtorch, importlib.machinery, sys, threading, types
+        begun, goes_on, handler = threading.Event(), threading.Event(), types.SimpleNamespace()
+        handler.start_callbacks, handler.end_callbacks = [], []
+        handler.register_start_callback = handler.start_callbacks.append
+        handler.register_end_callback = handler.end_callbacks.append
+        class Loader:
+            def create_module(self, spec):
+                return None
+            def exec_module(self, module):
+                begun.set()
+                assert goes_on.wait(60)
+                module.callback_handler = handler
+        class Finder:
+            def find_spec(self, name, path=None, target=None):
+                if name == "torch._dynamo.callback":
+                    return importlib.machinery.ModuleSpec(name, Loader())
+        sys.modules["torch._dynamo"] = types.ModuleType("torch._dynamo")
+        sys.modules["torch._dynamo"].__path__ = []
+        sys.meta_path.insert(0, Finder())
+        thread = threading.Thread(target=__import__, args=("torch._dynamo.callback",))
+        thread.start()
+        assert begun.wait(60)
+        threading.Timer(0.2, goes_on.set).start()
+        with mindtorch.profile():
+            thread.join()
+            print(len(handler.start_callbacks), len(handler.end_callbacks))
+        print(len(handler.start_callbacks), len(handler.end_callbacks))
+    """
+    assert [line for line in after_torch(code).stdout.splitlines() if len(line) == 3] == ["1 1", "0 0"]

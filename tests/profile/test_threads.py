@@ -1,10 +1,12 @@
-"""C2: profiles of programs that train in several threads at once."""
+"""C2, C4: profiles and estimates of programs that train in several threads at once."""
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,14 @@ import torch
 from torch import nn
 
 import mindtorch
+from mindtorch._ext import context
 from mindtorch.engine import semantics
 from mindtorch.engine.semantics import owners
 from mindtorch.profile import Profiler
+from mindtorch.profile.cost import targets
+from mindtorch.profile.estimate.estimator import Estimator
 from mindtorch.profile.measure.iterations import OneLoop
-from mindtorch.profile.measure.peak import _gradients
+from mindtorch.profile.measure.peak import Registered, _gradients
 
 
 def test_C2_gradients_are_not_read_while_another_thread_differentiates() -> None:
@@ -75,6 +80,53 @@ def test_C2_a_model_that_another_thread_is_making_may_be_looked_at() -> None:
         ends.set()
         other.join()
         sys.setswitchinterval(before)
+
+
+def test_C2_parameters_that_are_collected_while_they_are_looked_at_are_gone() -> None:
+    # Until Python 3.11 any new tuple may begin a collection, which took parameters out of the table that was gone
+    # through: their module's call raised.
+    registered, before = Registered(), gc.get_threshold()
+    parameter = nn.Parameter(torch.ones(1))
+    for number in range(20_000):
+        registered._refs[-number] = weakref.ref(parameter)
+    gc.collect()
+    gc.set_threshold(10**6)
+    try:
+        with registered:
+            for _ in range(50):
+                layer = nn.Linear(1, 1)
+                layer.itself = [layer]  # garbage that only a collection finds
+            del layer
+            gc.set_threshold(5_000)
+            roles = registered.roles()
+    finally:
+        gc.set_threshold(*before)
+    assert sum(each is parameter for each in roles[0][0]) == 20_000
+
+
+def test_C2_a_module_is_made_while_another_thread_ends_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Torch goes through a table of hooks for each parameter: taking one out of it meanwhile raised in that thread.
+    first, second, capture = Registered(), Registered(), mindtorch.capture()
+    begun, goes_on, made = threading.Event(), threading.Event(), []
+    hooks = torch.nn.modules.module._global_parameter_registration_hooks
+    before = len(hooks)
+
+    def note(parameter: torch.Tensor) -> None:
+        begun.set()
+        assert goes_on.wait(60)
+
+    monkeypatch.setattr(first, "_note", note)
+    with first:
+        second.__enter__()
+        capture.__enter__()
+        other = threading.Thread(target=lambda: made.append(nn.Linear(1, 1)))
+        other.start()
+        assert begun.wait(60)
+        capture.__exit__(None, None, None)
+        second.__exit__(None, None, None)
+        goes_on.set()
+        other.join()
+    assert len(made) == 1 and len(hooks) == before
 
 
 def test_C2_threads_that_train_at_once_are_counted_to_the_last_operation(after_a_step: Callable[..., Any]) -> None:
@@ -175,3 +227,18 @@ def test_C2_what_two_threads_import_at_once_is_start_up_once(tmp_path: Path, mon
     startup, totals = report["startup"], report["totals"]
     told = startup["import_s"] + startup["init_s"] + totals["time_s"] + totals["overhead_s"]
     assert startup["import_s"] > 0.19 and told < totals["wall_s"] + 0.1
+
+
+def test_C4_an_estimate_looks_at_the_models_of_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, looked = Estimator(target=targets.find("h100")), []
+
+    def noted(model: nn.Module, path: int) -> None:
+        assert run._marking.acquire(blocking=False)  # this thread may; no other, as long as it is held here
+        run._marking.release()
+        other = threading.Thread(target=lambda: looked.append(run._marking.acquire(blocking=False)))
+        other.start()
+        other.join()
+
+    monkeypatch.setattr(run._on_host, "saw", noted)
+    run._saw_root(nn.Linear(1, 1), context.intern_path(0, "Linear", "Linear"))
+    assert looked == [False]

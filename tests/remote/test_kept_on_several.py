@@ -15,17 +15,13 @@ from mindtorch.base.errors import MaterializationError, SessionLost
 from mindtorch.engine.remote.client import RemoteExecutor
 from mindtorch.engine.remote.placing import PlacingExecutor
 from mindtorch.engine.remote.worker import Worker
-from tests.caching import LAZY, counts, up
+from tests.caching import LAZY, counts, nothing_counted, up
 from tests.executors import Anywhere, using
+
+pytestmark = pytest.mark.usefixtures(nothing_counted.__name__)
 
 WIDTH = 64
 LIMIT = 3 * WIDTH * WIDTH * 4  # bytes of a worker: a model has six such weights
-
-
-@pytest.fixture(autouse=True)
-def nothing_counted() -> None:
-    mindtorch.flush("test")
-    mindtorch.reset_stats()
 
 
 @pytest.fixture

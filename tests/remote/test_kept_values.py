@@ -16,16 +16,12 @@ import mindtorch
 from mindtorch.base.errors import MaterializationError
 from mindtorch.engine.remote.client import RemoteExecutor
 from mindtorch.engine.remote.worker import Worker
-from tests.caching import LAZY, counts, up
+from tests.caching import LAZY, counts, nothing_counted, up
 from tests.executors import using
 
+pytestmark = pytest.mark.usefixtures(nothing_counted.__name__)
+
 GRAIN = 1 << 16  # from so many bytes on, an upload has a digest without a cache
-
-
-@pytest.fixture(autouse=True)
-def nothing_counted() -> None:
-    mindtorch.flush("test")
-    mindtorch.reset_stats()
 
 
 @pytest.fixture

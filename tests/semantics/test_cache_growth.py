@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -92,6 +94,23 @@ def test_L12_objects_are_kept_apart_with_what_they_hold() -> None:
     snapshots.find([t, holder, (u, len)], tensors, held)
     assert [id(each) for each in tensors] == [id(t), id(u)]
     assert [(each, len(snapshot)) for each, snapshot in held] == [(holder, 2), (len, 0)]
+
+
+def test_L12_an_object_may_get_more_while_it_is_looked_at() -> None:
+    holder, code, told = Holder(torch.ones(1)), snapshots._own.__code__, []
+    holder.more = torch.ones(2)  # type: ignore[attr-defined]
+
+    def another_thread(frame: FrameType, _event: str, _arg: Any) -> None:
+        if frame.f_code is code:
+            told.append(setattr(holder, f"more_{len(told)}", torch.ones(1)))
+
+    before = sys.gettrace()
+    sys.settrace(another_thread)
+    try:
+        found = snapshots.of(holder)
+    finally:
+        sys.settrace(before)
+    assert len(told) > 1 and len(found) >= 2
 
 
 def test_L12_what_changed_is_new_or_written_or_may_be() -> None:

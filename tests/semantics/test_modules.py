@@ -157,6 +157,22 @@ def test_L12_moved_modules_are_renamed(tracked, Seen):
     assert seen.paths("gelu") == ["Net.blocks.0.act", "Net.blocks.0.act", "Net.blocks.1.act"]
 
 
+def test_L12_a_model_may_call_something_else_named_modules(tracked, Seen):
+    class Model(nn.Module):
+        named_modules = None
+
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleDict({"first": nn.ModuleList([nn.Linear(2, 2)])})
+
+        def forward(self, x):
+            return self.blocks["first"][0](x)
+
+    with Seen() as seen:
+        Model()(torch.ones(1, 2))
+    assert seen.paths("addmm") == ["Model.blocks.first.0"]
+
+
 def test_L12_recycled_ids_do_not_mislabel(tracked):
     """Modules die and others take their addresses: every path must be that of the module alive now."""
     x = torch.ones(1, 2)

@@ -60,7 +60,8 @@ class Cache:
     @property
     def nbytes(self) -> int:
         """Bytes that are kept now, here and on workers."""
-        return sum(shelf.nbytes for shelf in self._shelves())
+        with values.lock:
+            return sum(shelf.nbytes for shelf in self._shelves())
 
     def clear(self) -> None:
         """Forget all values."""

@@ -77,7 +77,7 @@ class Waits(NamedTuple):
 def waits() -> list[Waits]:
     """Where the program waited, the longest first."""
     found: dict[tuple[str, int] | None, list[int]] = {}
-    for place, figures in list(_waits.items()):
+    for place, figures in _waits.copy().items():
         where = None if place == OTHER_PLACES else _context.location(place)
         of_line = found.setdefault(where and where[:2], [0, 0, 0])  # a line of a function in it is another place
         of_line[:] = map(operator.add, of_line, figures)
@@ -93,7 +93,7 @@ def forget_places() -> None:
 def lines() -> dict[str, int]:
     """``file:line`` → segments that ran because of it."""
     out: dict[str, int] = {}
-    for place, count in list(_places.items()):
+    for place, count in _places.copy().items():
         where = _context.location(place) if place != OTHER_PLACES else ("(other lines)",)
         line = ":".join(map(str, where[:2])) if where else NO_LINE
         out[line] = out.get(line, 0) + count

@@ -250,7 +250,7 @@ def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
     wrapper = _Wrapper(inputs, values, index, device, (*args, *kwargs.values()))
     for t in before:
         wrapper.check_storage(t, storages)
-        wrapper.check_metadata(info, t)  # a kernel resizes ``out=`` before it refuses the rest
+        wrapper.check_metadata(t)  # a kernel resizes ``out=`` before it refuses the rest
     if failure is not None:
         try:
             raise failure
@@ -356,7 +356,7 @@ class _Wrapper:
             _core.rebind(handle, _core.get_handle(self._replace(t, value, root)))
             handle.no_grad = False  # to autograd it may still be a view of what it was
 
-    def check_metadata(self, info: Any, t: torch.Tensor) -> None:
+    def check_metadata(self, t: torch.Tensor) -> None:
         handle = _core.get_handle(t)
         value = self.values[id(t)]
         _dtype, size, stride, offset, _device = _core.meta_of(handle)

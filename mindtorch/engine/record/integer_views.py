@@ -66,23 +66,29 @@ def _refuse(_gradients: Any) -> None:
     )
 
 
-def without_nodes(func: Any, before: int, again: bool, args: tuple, kwargs: dict) -> bool | None:
+def without_nodes(func: Any, before: int, again: bool, args: tuple, kwargs: dict) -> tuple | None:
     """After torch refused a call because it could not make a node: give the views among the arguments theirs.
 
-    ``before``: the version of the first argument before the call; -1 if that is no tensor of ours. ``again``: this is
-    the second refusal. True: that argument has been written, and nothing is left to do. False: the call may be made
-    again. None: the refusal stands.
+    ``before``: the version, before the call, of the first argument, or of the first tensor in it if it is a list; -1 if
+    that is no tensor of ours. ``again``: this is the second refusal. Gives what the call gives, in a tuple, if the
+    first argument has been written and nothing is left to do; an empty tuple if the call may be made again; None if
+    the refusal stands.
     """
-    writes = getattr(func, "__name__", "").split(".")[0].endswith("_")  # fill_, __setitem__, fill_.Tensor
-    if writes and before < 0:
-        return None
-    if writes and args[0]._version != before:
-        _core.may_require_grad(_core.get_handle(args[0]))
-        if func is not torch.Tensor.__setitem__ or _names_all(args[1]):  # else a view of its own was written
-            give_nodes(args[:1])
-        return True
+    name = getattr(func, "__name__", "").split(".")[0]  # fill_, __setitem__, fill_.Tensor
+    if name.endswith("_"):
+        if before < 0:
+            return None
+        first = args[0] if args else kwargs.get("input", kwargs.get("self"))
+        written = list(lazy_in(first))
+        if written[0]._version != before:
+            for t in written:
+                _core.may_require_grad(_core.get_handle(t))
+            if func is not torch.Tensor.__setitem__ or _names_all(args[1]):  # else a view of its own was written
+                give_nodes(written)
+            given = isinstance(first, torch.Tensor) or func is getattr(torch, name, None)  # not by operators on lists
+            return (first if given and func is not torch.Tensor.__setitem__ else None,)
     found = not again and give_nodes(t for a in (*args, *kwargs.values()) for t in lazy_in(a))
-    return False if found else None
+    return () if found else None
 
 
 def _names_all(index: Any) -> bool:

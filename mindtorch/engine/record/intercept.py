@@ -242,7 +242,7 @@ def on_record(name: str, args: tuple) -> None:
     log.info("captured %s", name)
 
 
-def without_nodes(func: Any, before: int, again: bool, args: tuple, kwargs: dict) -> bool | None:
+def without_nodes(func: Any, before: int, again: bool, args: tuple, kwargs: dict) -> tuple | None:
     """See `integer_views.without_nodes`; few programs need it."""
     from .integer_views import without_nodes
 

@@ -76,14 +76,19 @@ class HeldStorages:
         return self._made(number, lambda: filled(held, begin, data))
 
     def _made(self, number: int, make: Callable[[], torch.Tensor]) -> tuple[int, str] | None:
+        return self._put(self._storages, number, make, Failed)
+
+    def _put(
+        self, there: dict[int, Any], key: int, make: Callable[[], Any], failed: Callable[[int], Any]
+    ) -> tuple[int, str] | None:
         try:
             self._memory.hold()
-            self._storages[number] = make()
+            there[key] = make()
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             self._failures += 1
-            self._storages[number] = Failed(self._failures)
+            there[key] = failed(self._failures)
             return self._failures, str(error)
         return None
 
@@ -148,16 +153,7 @@ class HeldStorages:
             return error.number
 
     def _put_aside(self, ticket: int, make: Callable[[], bytes | int]) -> tuple[int, str] | None:
-        try:
-            self._memory.hold()
-            self._parcels[ticket] = make()
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            self._failures += 1
-            self._parcels[ticket] = self._failures
-            return self._failures, str(error)
-        return None
+        return self._put(self._parcels, ticket, make, int)
 
     def _taken(self, number: int, nbytes: int, found: Any) -> tuple[int, int | str] | None:
         if not isinstance(found, (bytes, bytearray)) or len(found) != nbytes:

@@ -194,7 +194,7 @@ class Reads:
             self._patience = 2 * self._so_far
             return
         room = _AHEAD
-        for number, nbytes in list(self._mirrors.alive.items()):  # other threads' tensors die
+        for number, nbytes in self._mirrors.alive.copy().items():  # other threads' tensors die
             here = number in self._known or number in self._kept or self._alive(number) is not None
             if here or number <= asked[-1]:
                 continue

@@ -117,7 +117,7 @@ class SharedStorages(Executor):
         if not self._brought:
             return
         self._forget_homes()
-        for at, (reference, before, _plain) in list(self._brought.items()):
+        for at, (reference, before, _plain) in self._brought.copy().items():
             plain = reference()
             if plain is None:
                 continue

@@ -313,7 +313,7 @@ def walk(module: torch.nn.Module, path: int) -> list[tuple[torch.nn.Module, int]
     found = [(module, path)]
     seen = {id(module)}
     for parent, parent_path in found:
-        for name, child in list(parent._modules.items()):
+        for name, child in parent._modules.copy().items():
             if child is not None and id(child) not in seen:
                 seen.add(id(child))
                 found.append((child, context.intern_path(parent_path, name, context.class_name(child))))

@@ -10,11 +10,18 @@ dictionaries are copied before anything is done with what they hold.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from mindtorch._ext import paths
 
@@ -70,7 +77,7 @@ def _search(module: torch.nn.Module) -> tuple[torch.nn.Module, list[str]]:
     holders: dict[int, list[tuple[torch.nn.Module, str]]] = defaultdict(list)
     for holder in paths.living(torch.nn.Module):
         children = vars(holder).get("_modules")
-        for name, child in list(children.items()) if isinstance(children, dict) else ():  # a scripted one has another
+        for name, child in children.copy().items() if isinstance(children, dict) else ():  # a scripted one has another
             if child is not None:
                 holders[id(child)].append((holder, name))
     # From the module outwards, the nearest first.
@@ -98,24 +105,13 @@ def _names(model: torch.nn.Module, below: Mapping[int, tuple[torch.nn.Module, st
 
 
 # ---- what a module holds ---------------------------------------------------------------------------------------------
-def named_modules(root: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-    """The module itself, its name empty, and all under it, each once, parents first."""
-    return paths.named_modules(root)
-
-
-def modules(root: torch.nn.Module) -> list[torch.nn.Module]:
-    """The same without names, which take many times as long."""
-    return paths.modules_under(root)
-
-
-def first_parameter(root: torch.nn.Module) -> torch.nn.Parameter | None:
-    found: torch.nn.Parameter | None = paths.first_parameter(root)
-    return found
-
-
-def named_tensors(root: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Parameters, then buffers, each once."""
-    return paths.named_tensors(root)
+#: The module itself, its name empty, and all under it, each once, parents first.
+named_modules = paths.named_modules
+#: The same without names, which take many times as long.
+modules = paths.modules_under
+first_parameter = paths.first_parameter
+#: Parameters, then buffers, each once.
+named_tensors = paths.named_tensors
 
 
 def held(module: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.Tensor]]:
@@ -124,3 +120,40 @@ def held(module: torch.nn.Module) -> tuple[list[torch.nn.Parameter], list[torch.
     In the order of ``parameters()`` and ``buffers()``, which name each one.
     """
     return paths.held_by(modules(module))
+
+
+# ---- what is put into modules ----------------------------------------------------------------------------------------
+_Told = Callable[[Any, str, Any], object]  # the module, the name, what is put there
+
+
+class _Registrations:
+    """One hook of torch's for all who are told: torch goes through its table of hooks, which raises in a thread that is
+    making a module if another thread, whose profile ends, takes a hook out of it that would be next."""
+
+    def __init__(self, register: Callable[[Callable[..., None]], Any]) -> None:
+        self._register, self._lock, self._listeners = register, threading.Lock(), list[_Told]()
+        self._hook: Any = None
+
+    @contextmanager
+    def told_to(self, listener: _Told) -> Iterator[None]:
+        """Within the block, it is called with each."""
+        with self._lock:
+            if not self._listeners:
+                self._hook = self._register(self._tell)
+            self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._listeners.remove(listener)
+                if not self._listeners:
+                    self._hook.remove()
+
+    def _tell(self, module: Any, name: str, what: Any) -> None:
+        for listener in list(self._listeners):
+            listener(module, name, what)
+
+
+#: Of parameters, and of modules, that are put into modules.
+parameters_put = _Registrations(register_module_parameter_registration_hook)
+modules_put = _Registrations(register_module_module_registration_hook)

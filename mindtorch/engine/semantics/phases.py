@@ -34,9 +34,11 @@ _torch_next: Callable[..., Any] | None = None
 _held = Patches(yields=True)
 _optimizers: dict[int, "weakref.ref[torch.optim.Optimizer]"] = {}  # by address
 _twice = 0  # backward passes so far that kept a graph of their own
-_listeners: list[Callable[[torch.optim.Optimizer], None]] = []
-_before: list[Callable[[], None]] = []
-_after: list[Callable[[], None]] = []
+#: Called with each optimizer that was not met yet, before its first step.
+listeners: list[Callable[[torch.optim.Optimizer], None]] = []
+#: Called before autograd's engine runs; called when an optimizer's step has ended.
+before_backward: list[Callable[[], None]] = []
+after_step: list[Callable[[], None]] = []
 _steps: "weakref.WeakKeyDictionary[type, Any]" = weakref.WeakKeyDictionary()  # torch's function for steps, by class
 _unhooked: "weakref.WeakKeyDictionary[type, Any]" = weakref.WeakKeyDictionary()  # steps that torch has not hooked
 _stepping: dict[tuple[int, int], int] = {}  # (thread, optimizer) of those that run: how many steps within each other
@@ -80,7 +82,7 @@ def _begin_backward(outputs: Any, *args: Any, **kwargs: Any) -> tuple[bool, Any]
     switched off what classes say of calls.
     """
     global _twice
-    for call in _before:
+    for call in before_backward:
         call()
     keeps_graph = bool(args[2] if len(args) > 2 else kwargs.get("create_graph", False))
     _twice += keeps_graph
@@ -112,19 +114,11 @@ class _WatchesLoaders(Protocol):
     def asked(self, iterator: Any, began: int, is_last: bool) -> None: ...
 
 
-_watchers: list[_WatchesLoaders] = []
-
-
-def watch_loaders(watcher: _WatchesLoaders) -> None:
-    _watchers.append(watcher)
-
-
-def unwatch_loaders(watcher: _WatchesLoaders) -> None:
-    _watchers.remove(watcher)
+watchers: list[_WatchesLoaders] = []
 
 
 def _made(self: Any, loader: Any) -> None:
-    for watcher in _watchers:
+    for watcher in list(watchers):
         watcher.made(self, loader)
 
 
@@ -138,23 +132,13 @@ def _next(self: Any) -> Any:
         raise
     finally:
         context.enter_stage(previous)
-        for watcher in _watchers:
+        for watcher in list(watchers):
             watcher.asked(self, began, is_last)
-
-
-def before_backward(call: Callable[[], None]) -> None:
-    """Call this before autograd's engine runs."""
-    _before.append(call)
 
 
 def twice() -> int:
     """How many backward passes began until now that are to be differentiated themselves (``create_graph``)."""
     return _twice
-
-
-def after_step(call: Callable[[], None]) -> None:
-    """Call this when an optimizer's step has ended."""
-    _after.append(call)
 
 
 _torch_hook_steps = torch.optim.Optimizer._patch_step_function
@@ -247,18 +231,10 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
 def unpatch() -> None:
     _held.undo()
     for held in _steps, _unhooked:
-        for kind in list(held):
-            _put_back(kind, held)
+        for ref in held.keyrefs():  # a list: other threads may make classes meanwhile
+            if (kind := ref()) is not None:
+                _put_back(kind, held)
     _optimizers.clear()
-
-
-def add_listener(listener: Callable[[torch.optim.Optimizer], None]) -> None:
-    """Call ``listener(optimizer)`` before the first step of each that was not met yet."""
-    _listeners.append(listener)
-
-
-def remove_listener(listener: Callable[[torch.optim.Optimizer], None]) -> None:
-    _listeners.remove(listener)
 
 
 def optimizers() -> list[torch.optim.Optimizer]:
@@ -308,7 +284,7 @@ def _begin(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         context.optimizer_begin(optimizer)
     if key not in _optimizers and hasattr(optimizer, "param_groups") and hasattr(optimizer, "state"):
         _optimizers[key] = weakref.ref(optimizer, lambda _: _optimizers.pop(key, None))
-        for listener in list(_listeners):
+        for listener in list(listeners):
             listener(optimizer)
     if len(args) > 1 and _is_closure(args[1]):
         return (args[0], _in_phases(args[1]), *args[2:]), kwargs
@@ -340,7 +316,7 @@ def _end(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         _stepping[running] -= 1
         return
     _over(optimizer)
-    for call in _after:
+    for call in after_step:
         call()
 
 

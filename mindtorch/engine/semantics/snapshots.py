@@ -139,7 +139,7 @@ def _own(value: Any) -> Iterator[Any]:
     kind: Any = type(value)
     dicts, slots = _places_of(kind)
     for own in dicts:
-        yield from own.__get__(value).values()
+        yield from list(own.__get__(value).values())  # other threads may put more into it
     for slot in slots:
         with suppress(AttributeError):  # nothing is in it
             yield slot.__get__(value)

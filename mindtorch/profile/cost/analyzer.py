@@ -22,7 +22,6 @@ from mindtorch.profile.cost.work import Work, work
 __all__ = ["RooflineAnalyzer"]
 
 Source = tuple[int, int]
-_MOVES = frozenset({"view", "data movement"})
 
 
 class RooflineAnalyzer(Analyzer):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from mindtorch.profile.cost import flash, products, streams
 from mindtorch.profile.cost.work import Work
 
-#: Families of ops; each has its own factors and its own doubt.
-FAMILIES = ("product", "attention", "convolution", "stream")
 _ITEM = {"float64": 8.0, "complex64": 8.0, "float32": 4.0, "int8": 1.0}
 #: What an attention's backward pass takes of its forward pass: five products instead of two, at a ninth less speed (of
 #: FlashAttention-2 on an H100, figures 5 and 6 of "FlashAttention-3", 2024).
@@ -16,7 +14,8 @@ _SCALING = ("aten::_native_batch_norm_legit_no_training", "aten::_batch_norm_no_
 
 
 def family(work: Work) -> str:
-    """ "": nothing runs on the device, as for views."""
+    """Product, attention, convolution or stream: each has its own factors, and its own doubt. "": nothing runs on the
+    device, as for views."""
     if work.tag == "view" or not (work.bytes or work.flops):
         return ""
     if work.tag == "attention" and work.product is not None:

@@ -46,7 +46,7 @@ _SHAPES = 5.0
 @dataclass(frozen=True)
 class Cost:
     """Of one call: seconds (about), what bounds it (of `roofline.BOUNDS`), seconds at least; low and high: log-errors
-    of "about"; family: of `families.FAMILIES`; kind: "half" or "single", whose measurements it is from."""
+    of "about"; family: as of `families.family`; kind: "half" or "single", whose measurements it is from."""
 
     seconds: float
     bound: str

@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -140,40 +139,28 @@ class Estimator(Run):
 
     # ---- the block
 
-    def __enter__(self) -> Estimator:
-        with ExitStack() as stack:  # of an estimate that fails to begin, or is interrupted meanwhile, nothing stays
-            self._begin(stack)
-            self._stack = stack.pop_all()
-        return self
-
-    def _begin(self, stack: ExitStack) -> None:
+    def _begin(self, undo: ExitStack) -> None:
         if not gc.get_freeze_count():
             gc.freeze()  # looking for garbage among a million objects of imported modules takes longer than many a run
-            stack.callback(gc.unfreeze)
-        stack.enter_context(estimating(self._accelerator, self.assume, self.cluster, self.balanced))
-        self.children = stack.enter_context(ChildWatch()).found
-        stack.enter_context(between(semantics.install, semantics.uninstall))
-        stack.enter_context(self.registered)
+            undo.callback(gc.unfreeze)
+        undo.enter_context(estimating(self._accelerator, self.assume, self.cluster, self.balanced))
+        self.children = undo.enter_context(ChildWatch()).found
+        undo.enter_context(between(semantics.install, semantics.uninstall))
+        undo.enter_context(self.registered)
         for listener in (self._saw_root, compiling.saw_root):
-            stack.enter_context(between(modules.add_listener, modules.remove_listener, listener))
+            undo.enter_context(between(modules.add_listener, modules.remove_listener, listener))
         self._started = time.perf_counter_ns()
-        stack.callback(ledger.close)
+        undo.callback(ledger.close)
         ledger.open(values.tape, self._on_mark, scratch.SHRINKING)
-        stack.callback(lambda: self._close() if self._runs else None)
+        undo.callback(lambda: self._close() if self._runs else None)
         if self.oom == "raise" and self._accelerator is not None:
             out_of_memory.limit(self._accelerator)
-        stack.enter_context(self._host_time)
+        undo.enter_context(self._host_time)
         data_loading.on_fetch(self._host_time.loads)
-        stack.enter_context(self.lines)
-        stack.enter_context(between(phases.add_listener, phases.remove_listener, self._saw_optimizer))
+        undo.enter_context(self.lines)
+        undo.enter_context(between(phases.listeners.append, phases.listeners.remove, self._saw_optimizer))
         self._saw_what_is_there()
         self._runs = True
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.interrupted = self.interrupted or (kind is not None and issubclass(kind, KeyboardInterrupt))
-        self._stack.close()
 
     def _close(self) -> None:
         """Read the ledger while the calls that it names are still known."""
@@ -258,10 +245,11 @@ class Estimator(Run):
     # ---- while it runs
 
     def _saw_root(self, root: torch.nn.Module, path: int) -> None:
-        super()._saw_root(root, path)
-        self._on_host.saw(root, path)
-        layers = (each for each in owners.modules(root) if isinstance(each, torch.nn.RNNBase))
-        self._recurrent.update(each.mode for each in layers if any(p.is_cuda for p in each.parameters()))
+        with self._marking:
+            super()._saw_root(root, path)
+            self._on_host.saw(root, path)
+            layers = (each for each in owners.modules(root) if isinstance(each, torch.nn.RNNBase))
+            self._recurrent.update(each.mode for each in layers if any(p.is_cuda for p in owners.held(each)[0]))
 
     def stage(self, name: str) -> None:
         """For a program that knows its own iterations: see `Profiler.stage`."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -182,10 +183,6 @@ def _async(opts: Any) -> bool:
     return bool(getattr(opts, "asyncOp", True))
 
 
-def _root(opts: Any) -> int:
-    return int(getattr(opts, "rootRank", 0))
-
-
 def _keep(target: torch.Tensor, source: torch.Tensor | None, change: Callable[[Any], Any] | None = None) -> None:
     """``target`` now holds what ``source`` does, if that is known; None: what nobody knows."""
     handle = _core.get_handle(target)
@@ -210,18 +207,11 @@ def _reduced(opts: Any, group_size: int) -> Callable[[Any], Any] | None:
     return None
 
 
-def _allreduce(self: Any, tensors: Any, opts: Any = None, *args: Any, **kwargs: Any) -> Work:
+def _reduces(kind: str, self: Any, tensors: Any, opts: Any = None, *args: Any, **kwargs: Any) -> Work:
     tensors = _flat(tensors)
     for t in tensors:
         _keep(t, t, _reduced(opts, self.size()))
-    return Work(begun("all_reduce", _bytes(tensors), ranks_of(self), _async(opts)), tensors)
-
-
-def _reduce(self: Any, tensors: Any, opts: Any = None, *args: Any, **kwargs: Any) -> Work:
-    tensors = _flat(tensors)
-    for t in tensors:
-        _keep(t, t, _reduced(opts, self.size()))
-    return Work(begun("reduce", _bytes(tensors), ranks_of(self), _async(opts)), tensors)
+    return Work(begun(kind, _bytes(tensors), ranks_of(self), _async(opts)), tensors)
 
 
 def _broadcast(self: Any, tensors: Any, opts: Any = None, *args: Any, **kwargs: Any) -> Work:
@@ -297,7 +287,8 @@ def _end_coalescing(self: Any, device: Any) -> Work:
 
 
 _METHODS: dict[str, Callable[..., Any]] = {
-    "allreduce": _allreduce, "allreduce_coalesced": _allreduce, "reduce": _reduce, "broadcast": _broadcast,
+    "allreduce": partial(_reduces, "all_reduce"), "allreduce_coalesced": partial(_reduces, "all_reduce"),
+    "reduce": partial(_reduces, "reduce"), "broadcast": _broadcast,
     "allgather": _all_gather, "_allgather_base": _all_gather, "all_gather_single": _all_gather,
     "allgather_coalesced": _all_gather, "allgather_into_tensor_coalesced": _all_gather,
     "all_gather_single_coalesced": _all_gather, "gather": _gather, "scatter": _scatter,

@@ -11,7 +11,6 @@ import gc
 import os
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
@@ -31,7 +30,7 @@ from mindtorch.profile.measure.iterations import ends_within
 _LINES = 5  # told
 _IDLE = 10**6  # ns without running, of a thread that could run: less is what two clocks differ by
 _SEEN_FROM = 12e-3  # seconds: two looks that follow each other are at most half of that apart (`_ext/sampler.pyx`)
-_active: weakref.WeakSet[HostTime] = weakref.WeakSet()
+_active: list[HostTime] = []
 
 
 class HostTime:
@@ -57,13 +56,14 @@ class HostTime:
         self.sampler = Sampler(self._look.look)
         self.sampler.free()
         self.sampler.start()
-        _active.add(self)
+        _active.append(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _active.discard(self)
+        if self in _active:  # else this is a forked child
+            _active.remove(self)
         self.sampler.stop()
         self._queue.close()
         self._garbage.close()

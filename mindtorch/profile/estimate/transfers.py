@@ -15,7 +15,7 @@ import torch
 
 from mindtorch._ext import lazy as _core
 from mindtorch._ext import ledger
-from mindtorch.base.words import bytes_in_words, counted, time_in_words
+from mindtorch.base.words import bytes_in_words, counted, seconds
 from mindtorch.devices.lazy_device import device_at, place_of
 from mindtorch.profile.cost.targets import Target
 
@@ -88,6 +88,6 @@ def said(transfers: Sequence[Transfer], target: Target) -> str | None:
     if not target.host_bandwidth:
         return text
     return (
-        f"{text}: {they} {takes} at least {time_in_words(max(ways) / target.host_bandwidth)} "
+        f"{text}: {they} {takes} at least {seconds(max(ways) / target.host_bandwidth)} "
         f"({target.host_bandwidth / 1e9:.3g} GB/s each way), and several times as long from pageable memory"
     )

@@ -54,12 +54,12 @@ def begin() -> None:
 
 def ended() -> list[tuple[str, int, int]]:
     """(file, line, rounds) of the loops that were told something else than the assumption, so that they end."""
-    return [(*where, rounds) for where, rounds in _ended.items()]
+    return [(*where, rounds) for where, rounds in _ended.copy().items()]
 
 
 def said() -> Iterator[str]:
     """What a report says of loops that went round as long as assumed values had them."""
-    asked = [(code.co_filename, line) for code, line in _rounds if (code.co_filename, line) not in _ended]
+    asked = [(code.co_filename, line) for code, line in list(_rounds) if (code.co_filename, line) not in _ended]
     names = short_names(file for file, _line in (*asked, *_ended))
     if asked:
         lines = ", ".join(f"{names[file]}:{line}" for file, line in asked[:5])

@@ -15,7 +15,6 @@ import logging
 import os
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -57,7 +56,7 @@ from mindtorch.profile.report.recording import STAGES, Label, Places, Recording,
 
 log = logging.getLogger(__name__)
 
-_active: weakref.WeakSet[Profiler] = weakref.WeakSet()
+_active: list[Profiler] = []
 
 
 def _of_triton(jit: Any) -> Iterable[Patch]:
@@ -119,7 +118,7 @@ class Profiler(Run):
         super().__init__(STAGES[0] if not whole else "warmup" if warmup else "main", target, warmup, steps, lines, hits)
         self._begun_ns, self._begun = begun_ns, 0  # of the run, of the stage
         self._began: dict[str, int] = {}  # each of them, last
-        self._used = False
+        self._used, self._entered = False, 0
         look = Look(skipped_prefixes(), waiting.functions(), (phases.__file__, "_next"), STANDARD, INSTALLED)
         self.collector = Mode(describe, count, torch.Tensor, self._on_mark, max_events, None, look.look)
         look.collector = self.collector
@@ -144,7 +143,7 @@ class Profiler(Run):
         if self._used:
             raise RuntimeError("[Profiler] expected a new profiler, got one that was used before")
         self._used = True
-        start = time.perf_counter_ns()
+        self._entered = time.perf_counter_ns()
         # What the measuring of our own cost runs is none of the profiles' within which this one is made.
         outer = [profiler for profiler in _active if profiler.collector.set_aside()]
         try:
@@ -152,13 +151,9 @@ class Profiler(Run):
         finally:
             for profiler in outer:
                 profiler.collector.resume()
-        with ExitStack() as undo:  # of a profile that fails to begin, or is interrupted meanwhile, nothing stays
-            self._begin(undo, start)
-            self._undo = undo.pop_all()
-        return self
+        return super().__enter__()
 
-    def _begin(self, undo: ExitStack, start: int) -> None:
-        """What ends it, the last first, is on `undo`."""
+    def _begin(self, undo: ExitStack) -> None:
         self.npu = NpuOps(self.collector)
         self.devices = DeviceOps(self.collector)
         collector = self.collector
@@ -172,11 +167,11 @@ class Profiler(Run):
             self.registered.look()
         undo.enter_context(between(owners.watching.append, owners.watching.remove, collector.aside))
         undo.enter_context(between(modules.add_listener, modules.remove_listener, self._saw_root))
-        undo.enter_context(between(phases.add_listener, phases.remove_listener, self._saw_optimizer))
+        undo.enter_context(between(phases.listeners.append, phases.listeners.remove, self._saw_optimizer))
         self._saw_what_is_there()
-        undo.enter_context(between(_active.add, _active.discard, self))
+        undo.enter_context(between(_active.append, _active.remove, self))
         now = time.perf_counter_ns()
-        begun = now if self._begun_ns is None else min(self._begun_ns + (now - start), now)
+        begun = now if self._begun_ns is None else min(self._begun_ns + (now - self._entered), now)
         undo.enter_context(between(local.add_op_observer, local.remove_op_observer, collector.ran))
         self._recorded = values.tape.n_recorded
         self._run_queue = RunQueue()
@@ -225,9 +220,8 @@ class Profiler(Run):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._undo.close()
+        super().__exit__(kind, error, trace)
         self.torch_profiles = self._profiler_watch.started
-        self.interrupted = self.interrupted or (kind is not None and issubclass(kind, KeyboardInterrupt))
         self.compiled = compiled_frames() - self._frames
         self.book.refresh()
         context.forget_loss()
@@ -415,7 +409,6 @@ class Profiler(Run):
     def _imported(self, installed: bool) -> None:
         self.collector.end_import(installed)
         self._note_away()
-        self._compile_watch.look()
 
     def _thread_begins(self, thread: threading.Thread) -> None:
         if self.collector.enabled:

@@ -153,7 +153,7 @@ class DeviceOps:
         collector = self._collector
         collector.up_to(now)
         spans, dropped = collector.spans.take()
-        traced = kind.stop({ident: here.number for ident, here in collector.threads.items()})
+        traced = kind.stop({ident: here.number for ident, here in collector.threads.copy().items()})
         if error:
             self._fall_back(error)
         elif collector.enabled and spans:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 
 from mindtorch._ext.collect import Collector
 from mindtorch.engine import semantics
-from mindtorch.profile.measure.run import Run
+from mindtorch.profile.measure.run import Run, between
 
 
 class Loop(Run):
@@ -27,16 +27,10 @@ class Loop(Run):
         self._frozen = False
         self.collector: Collector = Collector(_never, _never, torch.Tensor, self._on_mark, 0)
 
-    def __enter__(self) -> Loop:
-        semantics.install()
+    def _begin(self, undo: ExitStack) -> None:
+        undo.enter_context(between(semantics.install, semantics.uninstall))
+        undo.callback(self.collector.stop)
         self.collector.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.collector.stop()
-        semantics.uninstall()
 
     @property
     def end(self) -> int | None:

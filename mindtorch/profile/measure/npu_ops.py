@@ -74,7 +74,7 @@ class Npu:
 
     def memory(self) -> dict[int, tuple[int, int]]:
         return {index: (_blocks.max_memory_allocated(index), _blocks.max_memory_reserved(index))
-                for index, calls in counts.device_counts.items() if calls > self._before.get(index, 0)}  # fmt: skip
+                for index, calls in _counts()[2].items() if calls > self._before.get(index, 0)}  # fmt: skip
 
 
 class NpuOps:

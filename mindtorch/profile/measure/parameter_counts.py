@@ -53,7 +53,7 @@ class ModelBook:
     def _thrown_away(self) -> None:
         """A library made it around a model of the program, which is still there and what the program knows."""
         self._died = False
-        for path, (ref, inner) in list(self._around.items()):
+        for path, (ref, inner) in self._around.copy().items():
             if ref() is None:
                 del self._around[path]
                 left = next((module for found in inner if (module := found()) is not None), None)
@@ -107,7 +107,7 @@ class ModelBook:
         found, there = [], {self._known(parameter) for parameter in owners.held(root)[0]}
         for module, module_path in modules.walk(root, path):
             own = []
-            for name, parameter in list(module._parameters.items()):
+            for name, parameter in module._parameters.copy().items():
                 if parameter is not None and not torch.nn.parameter.is_lazy(parameter):
                     elements = parameter.shape.numel()  # a property: methods of tensors of ours take a detour
                     before, size = noted.get((module_path, name), (0, 0))

@@ -11,15 +11,12 @@ import copy
 import importlib
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.modules.module import (
-    register_module_module_registration_hook,
-    register_module_parameter_registration_hook,
-)
 from torch.nn.parameter import is_lazy
 
 from mindtorch._ext import context, ledger, paths, timeline
@@ -107,17 +104,18 @@ class Registered:
         self._made: set[int] = set()  # those within the block: older ones may be another program's
 
     def __enter__(self) -> Registered:
-        self._handle = register_module_parameter_registration_hook(self._saw)
-        self._counting = register_module_module_registration_hook(self._count)
-        self._stacks.put([(_functional_call, "construct_stacked_leaf", _stacked)])
+        with ExitStack() as undo:
+            undo.callback(self._stacks.undo)
+            undo.enter_context(owners.parameters_put.told_to(self._saw))
+            undo.enter_context(owners.modules_put.told_to(self._count))
+            self._stacks.put([(_functional_call, "construct_stacked_leaf", _stacked)])
+            self._undo = undo.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stacks.undo()
-        self._handle.remove()
-        self._counting.remove()
+        self._undo.close()
 
     def _count(self, module: torch.nn.Module, name: str, submodule: Any) -> None:
         self._modules += 1
@@ -153,7 +151,7 @@ class Registered:
 
     def roles(self, made_only: bool = False) -> list[Role]:
         """Of all parameters that are alive; or of those that modules were given within the block."""
-        refs = [ref for key, ref in list(self._refs.items()) if not made_only or key in self._made]
+        refs = [ref for key, ref in self._refs.copy().items() if not made_only or key in self._made]
         alive = [parameter for ref in refs if (parameter := ref()) is not None]
         return [(alive, PARAMETERS), (_gradients(alive), GRADIENTS)]
 

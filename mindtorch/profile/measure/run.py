@@ -6,8 +6,9 @@ import functools
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -46,6 +47,9 @@ def between(begin: Callable[..., object], end: Callable[..., object], *args: Any
         end(*args)
 
 
+_Self = TypeVar("_Self", bound="Run")
+
+
 class Run:
     """A program's run in stages. Where it is in one is told in the program's own measure: nanoseconds, calls."""
 
@@ -82,6 +86,22 @@ class Run:
         self._announced = False
         self._told: list[tuple[int, int]] = []  # start and end of the iterations reported, where they are announced
         self._last = 0  # when the program announced something last
+
+    def __enter__(self: _Self) -> _Self:
+        with ExitStack() as undo:  # of a run that fails to begin, or is interrupted meanwhile, nothing stays
+            self._begin(undo)
+            self._undo = undo.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.interrupted = self.interrupted or (kind is not None and issubclass(kind, KeyboardInterrupt))
+        self._undo.close()
+
+    def _begin(self, undo: ExitStack) -> None:
+        """What ends it, the last first, is on `undo`."""
+        raise NotImplementedError
 
     def _announce(self, at: int) -> None:
         """The program says by itself that an iteration begins: from now on nothing is guessed."""

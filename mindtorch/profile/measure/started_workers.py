@@ -25,11 +25,11 @@ class Loading:
         self._loader_of: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()  # by dataset
 
     def __enter__(self) -> Loading:
-        phases.watch_loaders(self)
+        phases.watchers.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        phases.unwatch_loaders(self)
+        phases.watchers.remove(self)
 
     def made(self, iterator: Any, loader: Any) -> None:
         self._iterators += 1

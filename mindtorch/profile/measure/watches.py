@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from mindtorch._ext.balance import Balance
+from mindtorch.base.import_hooks import when_loaded
 from mindtorch.base.patching import Patch, Patches
 from mindtorch.profile.measure.peak import EXCHANGED
 
@@ -27,17 +28,16 @@ class CompileWatch:
     def __init__(self, compiling: Callable[[bool], None]) -> None:
         self._compiling = compiling
         self._handler: Any = None
-        self.look()
+        self._forget = when_loaded("torch._dynamo.callback", self._follow)  # it takes too long to import it for this
 
-    def look(self) -> None:
-        """Dynamo may have been imported in the meantime; it takes too long to import it for this."""
-        callback = sys.modules.get("torch._dynamo.callback")
-        if self._handler is None and (handler := getattr(callback, "callback_handler", None)) is not None:
-            self._handler = handler
+    def _follow(self, callback: Any) -> None:
+        self._handler = handler = getattr(callback, "callback_handler", None)
+        if handler is not None:
             handler.register_start_callback(self._begin)
             handler.register_end_callback(self._end)
 
     def stop(self) -> None:
+        self._forget()
         if self._handler is not None:
             handler = self._handler
             for callbacks, own in ((handler.start_callbacks, self._begin), (handler.end_callbacks, self._end)):

@@ -278,7 +278,7 @@ def _meet(found: dict[_Key, list[_Cell | None]]) -> None:
     for key, (old, new) in found.items():
         if old is not None and new is None:
             waiting[key[:3] + old.counts()].append(key)
-    for key, (old, new) in list(found.items()):
+    for key, (old, new) in found.copy().items():
         if old is None and new is not None and (same := waiting[key[:3] + new.counts()]):
             found[key][0] = found.pop(same.pop(0))[0]
 
