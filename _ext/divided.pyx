@@ -4,7 +4,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from .intern cimport SigS, sig_out_meta, sig_written
 from .native_calls cimport object_of
 from .replay cimport Segment, place_of
-from .structs cimport REC_GRAD, SIG_RANDOM, SLOT_FAILED, SLOT_PENDING, Record, Slot
+from .structs cimport MetaS, REC_GRAD, SIG_RANDOM, SLOT_FAILED, SLOT_PENDING, Record, Slot
 from .tape cimport Tape, floats_at, rec_floats, rec_ins, rec_outs, sig_floats
 
 
@@ -31,12 +31,13 @@ def nbytes(Segment segment):
 
 
 def facts(Segment segment):
-    """What an executor needs to know that divides the records by itself: (records, begins, stays).
+    """What an executor needs to know that divides the records by itself: (records, begins, stays, counting).
 
     records: (module id, phase, index whose generator it draws from or -1, index of its device, was grad mode on,
     slots of the storages that it takes, of those that it writes, (slot, bytes) of those of its results; 0 bytes for
     one that was there before) of each. begins: slot -> what stands for a value on it, of storages that the segment
-    begins with. stays: the slots of those that something will name when all have run.
+    begins with. stays: the slots of those that something will name when all have run. counting: of storages that the
+    records make, the slots of those with integers or booleans, which have no gradients.
     """
     cdef Tape tape = segment.tape
     cdef Record *r
@@ -44,12 +45,13 @@ def facts(Segment segment):
     cdef Slot *slot
     cdef list records = [], takes, writes, makes
     cdef dict begins = {}, left = {}       # slot of a result -> those who use it and are no record of these
-    cdef set stays = set()
+    cdef set stays = set(), counting = set()
+    cdef MetaS *meta
     cdef size_t k
     cdef uint32_t i, n
     cdef bint mixed
     cdef int place, draws
-    cdef object found
+    cdef object found, dtype
     if not segment.claimed and (segment.tail != tape.tail or segment.pending != tape.n_pending):
         segment._plan()
     for k in range(segment.seqs.n):
@@ -77,7 +79,11 @@ def facts(Segment segment):
             if slot.handles:
                 stays.add(slot.root)
             if slot.root == n:
-                makes.append((n, tape.interner.metas[sig_out_meta(s)[i]].nbytes))
+                meta = &tape.interner.metas[sig_out_meta(s)[i]]
+                makes.append((n, meta.nbytes))
+                dtype = <object>meta.dtype
+                if not (dtype.is_floating_point or dtype.is_complex):
+                    counting.add(n)
             else:
                 makes.append((slot.root, 0))
                 found = left.get(slot.root)
@@ -90,7 +96,7 @@ def facts(Segment segment):
         if left[found] > 0:
             n = found
             stays.add(tape.slot(n).root)
-    return records, begins, stays
+    return records, begins, stays, counting
 
 
 def calls(Segment segment):

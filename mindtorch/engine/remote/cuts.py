@@ -34,7 +34,7 @@ def plans(work: Work, costs: Costs, known: Mapping[str, int], usual: Costs | Non
     found = [on_one(work)] if not known else []
     for name, chosen in units.candidates():
         workers = {path: chosen[unit] for path, unit in units.of.items()}
-        if not any(plan.workers == workers for plan in found):
+        if not workers or not any(plan.workers == workers for plan in found):
             found.append(priced(work, name, workers, costs, usual))
     return sorted(found, key=Plan.rank)
 
@@ -85,7 +85,7 @@ class _Units:
     def candidates(self) -> Iterator[tuple[str, list[int]]]:
         """(name, worker of each unit)."""
         if not self._free:
-            yield "as before", [self._pinned[unit] for unit in range(self._n)]
+            yield "as before" if self._n else "by values", [self._pinned[unit] for unit in range(self._n)]
             return
         if self._work.homes:
             yield "in place", self._whole(self._in_place())

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-__all__ = ["Record", "placed"]
+import torch
+
+__all__ = ["Record", "of_storages", "placed"]
 
 #: (module id, phase, index that it draws for or -1, device, grad mode, takes, writes, makes): see `Segment.facts`.
 Record = tuple[int, int, int, int, bool, Sequence[int], Sequence[int], Sequence[tuple[int, int]]]
@@ -43,6 +45,22 @@ class _Group:
         other.into = self
         self.weight += other.weight
         self.most = max(self.most, other.most)
+
+
+def of_storages(
+    records: list[Record], begins: dict[int, torch.Tensor], stays: set[int]
+) -> tuple[list[Record], dict[int, torch.Tensor], set[int]]:
+    """What `Segment.facts` gives, with one slot for each storage: tensors that `set_` or ``.data =`` put on one have
+    two."""
+    first: dict[int, int] = {}
+    same = {slot: first.setdefault(mirror.untyped_storage()._cdata, slot) for slot, mirror in begins.items()}
+    if len(first) == len(same):
+        return records, begins, stays
+    one: list[Record] = []
+    for module, phase, draws, device, grad, takes, writes, makes in records:
+        taken, written = ([same.get(slot, slot) for slot in slots] for slots in (takes, writes))
+        one.append((module, phase, draws, device, grad, taken, written, makes))
+    return one, {slot: begins[slot] for slot in first.values()}, {same.get(slot, slot) for slot in stays}
 
 
 def placed(
