@@ -1,7 +1,8 @@
 """Which worker runs which record, by where storages are at home (SPEC R5).
 
-A record runs at the home of what it writes, else on its module's worker, else at the home of the first storage that it
-takes and that has one. A storage that has no home yet, and lasts, gets that of the first module that takes it.
+A record runs at the home of what it writes, else, if it makes only views of what has been made just now, where that is,
+else on its module's worker, else at the home of the first storage that it takes and that has one. A storage that has no
+home yet, and lasts, gets that of the first module that takes it.
 
 All others form groups: what a record takes and makes is one, and has one home, which the first record decides on that
 has a worker. But a small function of large storages, such as a sum, does not draw those to it, nor together: it moves
@@ -142,6 +143,8 @@ class _Homes:
         chosen = worker is not None
         if worker is None and writes:
             worker = self._home_of(writes)
+        if worker is None and self._only_names(takes, makes):
+            worker = self._home_of(takes)
         if worker is None:
             worker = self._worker_of.get(module)
             chosen = worker is not None
@@ -164,6 +167,10 @@ class _Homes:
             elif not copying or slot in passing or slot not in takes:
                 at[slot] = worker
         return worker
+
+    def _only_names(self, takes: Sequence[int], makes: Sequence[tuple[int, int]]) -> bool:
+        """Does a record make nothing but views of what this segment has made? They move nothing where that is."""
+        return bool(makes) and all(slot in takes and slot in self._passing for slot, _nbytes in makes)
 
     def _home_of(self, slots: Sequence[int]) -> int | None:
         """Of the first that has one."""
@@ -200,7 +207,7 @@ class _Homes:
         group = group.last()
         if group.worker != _NOWHERE or self._is_small(slot, group):
             return
-        if chosen or self._rooms is None or self._rooms[worker] >= group.weight:
+        if chosen or self._rooms is None or not group.weight or self._rooms[worker] >= group.weight:
             group.worker = worker
             if self._rooms is not None:
                 self._rooms[worker] -= group.weight
