@@ -1,7 +1,7 @@
 """What of a segment somebody needs to know who divides it among several executors."""
 from libc.stdint cimport uint32_t, uint64_t
 
-from .intern cimport SigS, sig_out_meta, sig_written
+from .intern cimport OpInfo, SigS, sig_out_meta, sig_written
 from .native_calls cimport object_of
 from .replay cimport Segment, place_of
 from .structs cimport MetaS, REC_GRAD, SIG_RANDOM, SLOT_FAILED, SLOT_PENDING, Record, Slot
@@ -30,14 +30,15 @@ def nbytes(Segment segment):
     return found
 
 
-def facts(Segment segment):
-    """What an executor needs to know that divides the records by itself: (records, begins, stays, counting).
+def facts(Segment segment, frozenset names=frozenset()):
+    """What an executor needs to know that divides the records by itself: (records, begins, stays, counting, named).
 
     records: (module id, phase, index whose generator it draws from or -1, index of its device, was grad mode on,
     slots of the storages that it takes, of those that it writes, (slot, bytes) of those of its results; 0 bytes for
     one that was there before) of each. begins: slot -> what stands for a value on it, of storages that the segment
     begins with. stays: the slots of those that something will name when all have run. counting: of storages that the
-    records make, the slots of those with integers or booleans, which have no gradients.
+    records make, the slots of those with integers or booleans, which have no gradients. named: positions of the records
+    of these operators that neither draw nor write.
     """
     cdef Tape tape = segment.tape
     cdef Record *r
@@ -45,7 +46,7 @@ def facts(Segment segment):
     cdef Slot *slot
     cdef list records = [], takes, writes, makes
     cdef dict begins = {}, left = {}       # slot of a result -> those who use it and are no record of these
-    cdef set stays = set(), counting = set()
+    cdef set stays = set(), counting = set(), named = set()
     cdef MetaS *meta
     cdef size_t k
     cdef uint32_t i, n
@@ -90,13 +91,15 @@ def facts(Segment segment):
                 if found is not None:
                     left[slot.root] = found - 1
         draws = s.device if s.flags & SIG_RANDOM else -1
+        if draws < 0 and not writes and (<OpInfo>s.info).name in names:
+            named.add(k)
         place = place_of(tape, r, &mixed)
         records.append((r.module, r.phase, draws, place, r.flags & REC_GRAD != 0, takes, writes, makes))
     for found in left:
         if left[found] > 0:
             n = found
             stays.add(tape.slot(n).root)
-    return records, begins, stays, counting
+    return records, begins, stays, counting, named
 
 
 def calls(Segment segment):

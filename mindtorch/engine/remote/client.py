@@ -212,7 +212,9 @@ class RemoteExecutor(Session, SharedStorages):
         if encoded.written or encoded.n_own:  # else it makes views of what there is
             self._reads.are_over()
         try:
-            self._submit(segment, encoded, read)
+            made = self._submit(segment, encoded, read)
+            if self.among is not None:
+                self.among.has_run(self, encoded, made)
         except WireError:
             self._settled(encoded, whole=True)
             run_here(self, segment, encoded)
@@ -226,13 +228,12 @@ class RemoteExecutor(Session, SharedStorages):
             raise
 
     def _settled(self, encoded: Encoded, whole: bool = False) -> list[torch.Tensor]:
-        """Let all that a segment is given be here. Returns what it reads of each: the value, or a copy of it. whole:
-        no copies."""
+        """Let all that a segment is given be here. Returns what it reads of each: it, or a copy, but none if whole."""
         if self.among is None:
             return [mirror for mirror, _root in encoded.given]
         return self.among.settle_given(encoded, self, whole)
 
-    def _submit(self, segment: Any, encoded: Encoded, read: list[torch.Tensor]) -> None:
+    def _submit(self, segment: Any, encoded: Encoded, read: list[torch.Tensor]) -> dict[int, torch.Tensor]:
         plan = self._told.plan(encoded)
         exact = plan.exact
         self._states.forget(plan.draws)
@@ -282,16 +283,20 @@ class RemoteExecutor(Session, SharedStorages):
             if without or lost:
                 Outcome(encoded, base, views, failures, without, lost).tell(self._mirrors, self._failures)
 
-        timed = local.is_observed()
+        timed = local.is_observed() and segment is not None
         if timed:
             self._no_lineage()  # times are never the same
         settings = self._news("run")
         request = ("run", plan.number, base, positions, values, timed)
-        segment.settle(made, [(self._line[-1].requests, [*settings, (request, answer)])])
+        if segment is None:  # another worker has run it, whose results the program has
+            self._line[-1].requests += [*settings, (request, answer)]
+        else:
+            segment.settle(made, [(self._line[-1].requests, [*settings, (request, answer)])])
         self._told_settings(settings)
         self._grown(32 + len(positions) + len(values))
         if timed:
             self._exchange()
+        return made
 
     def _made(self, encoded: Encoded, base: int) -> dict[int, torch.Tensor]:
         """The mirrors of the outputs that stay, by slot."""

@@ -61,7 +61,8 @@ class _Units:
         work = replace(work, records=[record for record in work.records if not record[3]])
         ids = {module: self.of[path] for module, path in work.paths.items() if path in self.of}
         work = replace(work, homes={}, copies={})
-        alone = divided(work.records, {}, ids, 0, _first, {}, work.stays, work.sizes)
+        can = work.repeatable and work.repeatable._replace(alike=None)
+        alone = divided(work.records, {}, ids, 0, _first, {}, work.stays, work.sizes, repeatable=can)
         #: What it costs in seconds if two are not on the same worker.
         self._apart = np.zeros((self._n, self._n))
         for nbytes, source, to in moves_of(work, _in_turn(work, alone)):

@@ -3,6 +3,8 @@
 The program knows ``remote_accelerator:0``. As long as what it does there fits, the first worker has all of it. The
 first segment that does not makes a plan (`cuts`), by which the records of a module go to its worker; the rest follows
 from where values are (`division`). What is recorded stays the same, and so do the bits.
+
+One file: a segment is placed, divided, submitted part by part and copied by what the executor knows of all workers.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,6 +22,7 @@ import torch
 from ..._ext import context as _context
 from ..._ext import divided as _divided
 from ...base.errors import UsageError
+from .. import passes
 from ..execute import machine
 from ..record.arguments import quiet
 from . import growth
@@ -31,6 +34,7 @@ from .one_thread import one_thread_at_a_time
 from .pending_uploads import Waiting
 from .pricing import ALL_ON_ONE, Plan, Work, divided_as, on_one
 from .reads import plain_bytes
+from .repeated import Repeatable
 from .replicas import Copies
 from .run_time import Costs, usual
 from .spread import SpreadExecutor, _on
@@ -109,6 +113,8 @@ class PlacingExecutor(SpreadExecutor):
         self._part: Part | None = None  # that is submitted now
         self.moves: Counter[tuple[int, int]] = Counter()  # bytes that moved or were copied, by worker from and to
         self.joined = 0  # exchanges in which they did
+        self.spared: Counter[int] = Counter()  # bytes that workers computed for themselves, and others, too, by worker
+        self._ran: tuple[Encoded, dict[int, torch.Tensor]] | None = None  # of that part, and its results by slot
 
     # ---- memory ------------------------------------------------------------------------------------------------------
     def limits(self) -> list[int]:
@@ -151,7 +157,7 @@ class PlacingExecutor(SpreadExecutor):
         return self._divided(segment)
 
     def _divided(self, segment: Any) -> Iterator[tuple[int, Any]]:
-        records, begins, stays, counting = _divided.facts(segment)
+        records, begins, stays, counting, named = _divided.facts(segment, passes.repeatable())
         records, begins, stays = of_storages(records, begins, stays)
         for index in {record[3] for record in records}:
             self._at(index)  # or say that there is none
@@ -164,6 +170,9 @@ class PlacingExecutor(SpreadExecutor):
             planned.nbytes[slot] for slot in planned.nbytes.keys() - planned.homes.keys()
         )
         fits = self._workers is None and on_one(planned).memory[0] + unused <= work.limits[0]
+        if named and (_only or not fits):
+            costs = usual(self._link())
+            planned.repeatable = work.repeatable = Repeatable(named, costs.message, costs.byte, self._alike())
         if _only and any(work.paths.values()):
             self._only_plan(planned, segment, fits)
         if fits:
@@ -175,11 +184,39 @@ class PlacingExecutor(SpreadExecutor):
         self._ahead.update(record[0] for record in comes)
         try:
             for part in self._division(work, begins).parts:
-                self._part = part
                 self.joined += len(part.sources)
+                if part.again is not None:
+                    self._run_again(part)
+                    continue
+                self._part, self._ran = part, None
                 yield part.worker, segment.part(part.positions)
         finally:
-            self._part = None
+            self._part = self._ran = None
+
+    def has_run(self, there: RemoteExecutor, encoded: Encoded, made: dict[int, torch.Tensor]) -> None:
+        self._ran = encoded, made
+
+    def _run_again(self, part: Part) -> None:
+        """Let another worker run the part that has just run, too. It has copies of the results then."""
+        if self._ran is None:  # a cache knew the results, or this process has computed them: they cross as others do
+            return
+        encoded, made = self._ran
+        there = self.executors[part.worker]
+        given = [mirror for mirror, _root in encoded.given]
+        wholes = self._brought([m for m in given if m not in there._mirrors], there)
+        there._take()
+        there._reads.are_over()
+        read = [m if m in there._mirrors else _on(wholes[m.untyped_storage()._cdata], m) for m in given]
+        results = there._submit(None, encoded, read)
+        for slot, *_ in encoded.kept[: encoded.n_own]:
+            self._copies.add(made[slot], self.owner(made[slot]), part.worker, results[slot])
+            self.spared[part.worker] += made[slot].untyped_storage().nbytes()
+        passes.add_again(len(encoded))
+
+    def _alike(self) -> list[Hashable]:
+        """The same for workers that compute the same bits."""
+        self._machines = self._machines or self._found_machines()
+        return [(each.kind, each.name, each.processors, each.threads) for each in self._machines]
 
     def _only_plan(self, work: Work, segment: Any, fits: bool) -> NoReturn:
         """Tell what would be done, and end the program. fits: all of it stays on the first worker."""
@@ -261,18 +298,20 @@ class PlacingExecutor(SpreadExecutor):
         """Say how long the records take on each worker, if that is known."""
         if machine.timing is None:
             return
-        if self._machines is None:
-            self._start()
-            self._machines = [
-                found if "set_num_threads" in each._kept_there else found._replace(threads=torch.get_num_threads())
-                for each in self.executors
-                for found in (each.machine(),)
-            ]
+        self._machines = self._machines or self._found_machines()
         with quiet():
             calls = _divided.calls(segment)
             work.computing = machine.timing(calls, self._machines, on_one(work).memory[0])
         if work.computing is not None:
             work.computing = work.computing.longer(len(work.records) - len(calls))
+
+    def _found_machines(self) -> list[machine.Machine]:
+        self._start()
+        return [
+            found if "set_num_threads" in each._kept_there else found._replace(threads=torch.get_num_threads())
+            for each in self.executors
+            for found in (each.machine(),)
+        ]
 
     def _link(self) -> Costs:
         """What moves cost here, as some show that nobody needs otherwise: the least of several."""

@@ -99,6 +99,9 @@ class SpreadExecutor(Executor):
         encoded.given[:] = zip(mirrors, [root for _mirror, root in encoded.given])
         return mirrors
 
+    def has_run(self, there: RemoteExecutor, encoded: Encoded, made: dict[int, torch.Tensor]) -> None:
+        """``there`` was told to run a segment; made: what stands for its results, by slot."""
+
     def changes(self, there: RemoteExecutor, number: int) -> None:
         """A storage that ``there`` has is no more, or may have other contents."""
 
