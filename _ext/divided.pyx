@@ -4,8 +4,11 @@ from libc.stdint cimport uint32_t, uint64_t
 from .intern cimport OpInfo, SigS, sig_out_meta, sig_written
 from .native_calls cimport object_of
 from .replay cimport Segment, place_of
-from .structs cimport MetaS, REC_GRAD, SIG_RANDOM, SLOT_FAILED, SLOT_PENDING, Record, Slot
+from .structs cimport MetaS, REC_GRAD, SIG_RANDOM, SIG_WRITES, SLOT_FAILED, SLOT_PENDING, Record, Slot
 from .tape cimport Tape, floats_at, rec_floats, rec_ins, rec_outs, sig_floats
+
+cdef enum:
+    SMALL = 8                      # times as large as a small part is the whole, at least
 
 
 def nbytes(Segment segment):
@@ -30,6 +33,24 @@ def nbytes(Segment segment):
     return found
 
 
+cdef uint64_t _size(dict sizes, dict begins, uint32_t root) except? 0:
+    """Bytes of a storage; 0 where nobody knows them."""
+    if root not in sizes:
+        value = begins.get(root)
+        sizes[root] = 0 if value is None else value.untyped_storage().nbytes()
+    return sizes[root]
+
+
+cdef uint64_t _reach(MetaS *m) except? 0:
+    """Bytes from the first element to the last."""
+    cdef uint64_t found = 1
+    if not m.stride or not m.nbytes:
+        return m.nbytes
+    for size, stride in zip(<tuple>m.size, <tuple>m.stride):
+        found += (size - 1) * stride
+    return found * <uint64_t>(<object>m.dtype).itemsize
+
+
 def facts(Segment segment, frozenset names=frozenset()):
     """What an executor needs to know that divides the records by itself: (records, begins, stays, counting, named).
 
@@ -39,22 +60,34 @@ def facts(Segment segment, frozenset names=frozenset()):
     begins with. stays: the slots of those that something will name when all have run. counting: of storages that the
     records make, the slots of those with integers or booleans, which have no gradients. named: positions of the records
     of these operators that neither draw nor write.
+
+    A view of a small part of a storage which no record writes has its own slot in all of that besides, as if it were a
+    storage: it moves alone.
     """
     cdef Tape tape = segment.tape
     cdef Record *r
     cdef SigS *s
     cdef Slot *slot
     cdef list records = [], takes, writes, makes
+    cdef dict sizes = {}           # of storages
     cdef dict begins = {}, left = {}       # slot of a result -> those who use it and are no record of these
-    cdef set stays = set(), counting = set(), named = set()
+    cdef set stays = set(), counting = set(), named = set(), small = set(), written = set()
     cdef MetaS *meta
     cdef size_t k
     cdef uint32_t i, n
-    cdef bint mixed
+    cdef bint mixed, views
     cdef int place, draws
+    cdef uint64_t reach
     cdef object found, dtype
     if not segment.claimed and (segment.tail != tape.tail or segment.pending != tape.n_pending):
         segment._plan()
+    for k in range(segment.seqs.n):
+        r = tape.record(segment.seqs.data[k])
+        s = tape.interner.sigs[r.sig] if r else NULL
+        if s and s.flags & SIG_WRITES:
+            for i in range(s.n_in):
+                if sig_written(s)[i]:
+                    written.add(tape.slot(rec_ins(r)[i]).root)
     for k in range(segment.seqs.n):
         r = tape.record(segment.seqs.data[k])
         takes, writes, makes = [], [], []
@@ -62,10 +95,14 @@ def facts(Segment segment, frozenset names=frozenset()):
             records.append((0, 0, -1, 0, False, takes, writes, makes))
             continue
         s = tape.interner.sigs[r.sig]
+        views = False
+        for i in range(s.n_out):
+            n = rec_outs(r, s)[i]
+            views |= tape.slot(n).root != n
         for i in range(s.n_in):
             n = rec_ins(r)[i]
             slot = tape.slot(n)
-            takes.append(slot.root)
+            takes.append(n if n in small and not views else slot.root)
             if sig_written(s)[i]:
                 writes.append(slot.root)
             found = left.get(n)
@@ -79,14 +116,21 @@ def facts(Segment segment, frozenset names=frozenset()):
             left[n] = slot.users
             if slot.handles:
                 stays.add(slot.root)
+            meta = &tape.interner.metas[sig_out_meta(s)[i]]
             if slot.root == n:
-                meta = &tape.interner.metas[sig_out_meta(s)[i]]
                 makes.append((n, meta.nbytes))
+                sizes[n] = meta.nbytes
                 dtype = <object>meta.dtype
                 if not (dtype.is_floating_point or dtype.is_complex):
                     counting.add(n)
             else:
                 makes.append((slot.root, 0))
+                reach = _reach(meta)
+                if slot.root not in written and reach * SMALL <= _size(sizes, begins, slot.root):
+                    small.add(n)
+                    makes.append((n, reach))
+                    if slot.handles:
+                        stays.add(n)
                 found = left.get(slot.root)
                 if found is not None:
                     left[slot.root] = found - 1
@@ -99,6 +143,8 @@ def facts(Segment segment, frozenset names=frozenset()):
         if left[found] > 0:
             n = found
             stays.add(tape.slot(n).root)
+            if n in small:
+                stays.add(n)
     return records, begins, stays, counting, named
 
 

@@ -27,7 +27,7 @@ _NEVER: Mapping[int, int] = {}
 class Part:
     """Records that one worker runs at once. ``sources``: the storages that come there before, by worker; ``moving``:
     those that are only there from then on. All others that are on another worker are copied. again: the part of another
-    worker just before it, of which it runs the same records again, for itself.
+    worker just before it, whose records it runs, too, for itself; shared: is there such a one of this?
     """
 
     worker: int
@@ -36,6 +36,7 @@ class Part:
     sources: dict[int, list[int]] = field(default_factory=dict)
     moving: set[int] = field(default_factory=set)
     again: Part | None = None
+    shared: bool = False
 
 
 @dataclass
@@ -182,7 +183,7 @@ class _Parts:
         place = self._places[k]
         number, parts, began = self._several.get((place, others), (-2 - len(self._several), [], k))
         if not parts or _elsewhere(self._ready, takes, number, began):
-            first = Part(place)
+            first = Part(place, shared=True)
             parts, began = [first, *[Part(worker, again=first) for worker in sorted(others)]], k
             self._several[place, others] = number, parts, began
             self.parts += parts

@@ -1,8 +1,8 @@
 """Which worker runs which record, by where storages are at home (SPEC R5).
 
-A record runs at the home of what it writes, else, if it makes only views of what has been made just now, where that is,
-else on its module's worker, else at the home of the first storage that it takes and that has one. A storage that has no
-home yet, and lasts, gets that of the first module that takes it.
+A record runs at the home of what it writes, else, if it makes only views of what has been made just now, or small ones,
+where that is, else on its module's worker, else at the home of the first storage that it takes and that has one. A
+storage that has no home yet, and lasts, gets that of the first module that takes it.
 
 All others form groups: what a record takes and makes is one, and has one home, which the first record decides on that
 has a worker. But a small function of large storages, such as a sum, does not draw those to it, nor together: it moves
@@ -169,8 +169,10 @@ class _Homes:
         return worker
 
     def _only_names(self, takes: Sequence[int], makes: Sequence[tuple[int, int]]) -> bool:
-        """Does a record make nothing but views of what this segment has made? They move nothing where that is."""
-        return bool(makes) and all(slot in takes and slot in self._passing for slot, _nbytes in makes)
+        """Does a record make nothing but views, of what this segment has made, or small ones (which have slots of their
+        own besides)? They move nothing, or little, where that is."""
+        views = [slot for slot, _nbytes in makes if slot in takes]
+        return bool(views) and (len(views) < len(makes) or self._passing.issuperset(views))
 
     def _home_of(self, slots: Sequence[int]) -> int | None:
         """Of the first that has one."""

@@ -23,7 +23,7 @@ from ..._ext import context as _context
 from ..._ext import divided as _divided
 from ...base.errors import UsageError
 from .. import passes
-from ..execute import machine
+from ..execute import around_segments, machine
 from ..record.arguments import quiet
 from . import growth
 from .client import RemoteExecutor
@@ -37,6 +37,7 @@ from .reads import plain_bytes
 from .repeated import Repeatable
 from .replicas import Copies
 from .run_time import Costs, usual
+from .slices import Slice, shift, slices
 from .spread import SpreadExecutor, _on
 from .upcoming import upcoming
 
@@ -334,8 +335,10 @@ class PlacingExecutor(SpreadExecutor):
         if before != now:  # with what else is wanted from there
             self.executors[before]._ask("get_state", 0, answer=state.append)
         elsewhere = {m.untyped_storage()._cdata: m for m in given if m not in there._mirrors}
-        wholes = self._brought([m for m in elsewhere.values() if m not in self._waiting._mirrors], there)
         alone = part.moving.union(encoded.written)
+        there_now = {key: m for key, m in elsewhere.items() if m not in self._waiting._mirrors}
+        sliced, wholes = self._sliced(encoded, there_now, there, alone)
+        wholes.update(self._brought([m for key, m in there_now.items() if key not in sliced], there))
         moving = {m.untyped_storage()._cdata for m, root in zip(given, roots, strict=True) if root in alone}
         moving |= elsewhere.keys() - wholes.keys()
         moved = iter(self._settle([m for m in given if m.untyped_storage()._cdata in moving], there))
@@ -346,7 +349,32 @@ class PlacingExecutor(SpreadExecutor):
             there.set_generator_state(0, plain_bytes(state[0]))
             self._generator = now
         encoded.given[:] = zip(mirrors, roots, strict=True)
-        return [m if m in there._mirrors else _on(wholes[m.untyped_storage()._cdata], m) for m in mirrors]
+        shift(encoded, sliced)
+
+        def read(mirror: torch.Tensor) -> torch.Tensor:
+            key = mirror.untyped_storage()._cdata
+            return sliced[key].of(wholes[key], mirror) if key in sliced else _on(wholes[key], mirror)
+
+        return [m if m in there._mirrors else read(m) for m in mirrors]
+
+    def _sliced(
+        self, encoded: Encoded, values: dict[int, torch.Tensor], there: RemoteExecutor, alone: Collection[int]
+    ) -> tuple[dict[int, Slice], dict[int, torch.Tensor]]:
+        """Of what a part reads a little of: that, and copies there of it, by storage. They last as long as the part."""
+        if self._part is None or self._part.shared or around_segments.keeper is not None:
+            return {}, {}  # what other workers run, too, or a cache names, is as it was recorded
+        worker = self.executors.index(there)
+        owners: dict[Any, dict[int, Slice]] = {}
+        for key, found in slices(encoded, values.keys(), alone).items():
+            owner = self.owner(values[key])
+            if worker not in self._copies.of(values[key], owner):
+                owners.setdefault(owner, {})[key] = found
+        copies: dict[int, torch.Tensor] = {}
+        for owner, parts in owners.items():
+            mirrors = [found.part for found in parts.values()]
+            self.moves[self.executors.index(owner), worker] += sum(mirror.numel() for mirror in mirrors)
+            copies.update(zip(parts, there.adopt(owner.fetch(mirrors)), strict=True))
+        return {key: found for parts in owners.values() for key, found in parts.items()}, copies
 
     def changes(self, there: RemoteExecutor, number: int) -> None:
         self._copies.end_of(there, number)
