@@ -11,7 +11,6 @@ as no other thread was accounted for meanwhile, since a thread that waits for an
 the measured time of a program whose threads take turns, and to more where they work at once.
 """
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport calloc, free
 
 from mindtorch._ext.balance cimport Balance, Maker
 from mindtorch._ext.clock cimport mt_now
@@ -20,12 +19,11 @@ from mindtorch._ext.context cimport (
     PHASE_OPTIMIZER, PHASE_OTHER, PHASE_SETTLED,
     add_transition_hook, current_module, current_phase, in_step, outermost_optimizer, remove_transition_hook,
 )
-from mindtorch._ext.growing cimport number_at
 from mindtorch._ext.labels cimport Labels
 from mindtorch._ext.lazy cimport get_tape, handle_of
 from mindtorch._ext.location cimport current_location, own_location
 from mindtorch._ext.opinfo cimport Op, Runs
-from mindtorch._ext.rowtable cimport Row, RowTable
+from mindtorch._ext.rowtable cimport ModuleCalls, Row, RowTable
 from mindtorch._ext.sampler cimport BUSY, Sampler, mt_beat
 from mindtorch._ext.signals cimport interrupts
 from mindtorch._ext.signature cimport (
@@ -70,8 +68,7 @@ cdef class Collector:
     cdef readonly uint64_t overhead            # ns of interception taken off the rows
     cdef public uint64_t cost_in, cost_out, cost_module    # ns per op inside and around it, per module boundary
     cdef readonly Balance balance              # of the memory
-    cdef uint64_t *entries                     # calls by module id
-    cdef uint32_t cap_modules
+    cdef ModuleCalls entries
     cdef readonly dict order                   # path id of a module -> how many were called first before it
     cdef dict ops                              # id of function -> Op
     cdef readonly list sig_ops                 # signature index -> Op; index 0 is the time between ops
@@ -122,12 +119,9 @@ cdef class Collector:
         self.order, self.ops, self.runs, self.threads, self.waited = {}, {}, {}, {}, {}
         self.loads = {}
         self.sig_ops, self.sig_flops, self.sig_works = [None], [(0, 0)], [None]
-        self.cap_modules = 256
         self.table = RowTable()
+        self.entries = ModuleCalls()
         self.balance = Balance(tensor_type, self.log)
-        self.entries = <uint64_t *> calloc(256, 8)
-        if self.entries == NULL:
-            raise MemoryError
 
     def keep_apart(self, function_modes, functions_seen, no_functions, below_autograd, fake, symbolic, parts):
         """What torch says of function modes (number, whether on, a context without), of an op (was it dispatched?), of
@@ -136,9 +130,6 @@ cdef class Collector:
         self.function_modes, self.functions_seen, self.no_functions = function_modes, functions_seen, no_functions
         self.below_autograd, self.fake, self.symbolic = below_autograd, fake, symbolic
         self.balance.parts_of = parts
-
-    def __dealloc__(self):
-        free(self.entries)
 
     # ------------------------------------------------------------ start and stop
 
@@ -412,24 +403,22 @@ cdef class Collector:
         return self.table.take(self.sig_ops)
 
     def split(self, at):
-        """End the interval at `at` ns and return what was recorded so far: rows, overhead, module calls.
+        """End the interval at `at` ns and return what was recorded so far: rows, overhead, the peak, module
+        calls, those of them without gradients that are no step of a generation.
 
         Peaks start again from what is live.
         """
-        cdef uint32_t i
         cdef Timeline here = self.here() if self.enabled else None
         if here is not None and <uint64_t> at > here.last:
             self.gap(here, at, 0, current_module(), current_phase(), current_location())
         if self.enabled and <uint64_t> at > self.first.last and not self.first.in_op:
             # It may be waiting since the start: that was another stage.
             self.gap(self.first, at, 0, 0, 0, self.first.place)
-        taken = self.take_rows(), self.overhead, self.module_calls(), self.balance.peak
+        taken = self.take_rows(), self.overhead, self.balance.peak, *self.entries.take()
         self.overhead = self.plain_ops = self.lazy_ops = self.lazy_runs = self.lazy_devices = 0
         for timeline in list(self.threads.values()):   # others begin meanwhile
             self.labels.stage(timeline, at if at > 0 else mt_now(), self.elsewhere())
         self.balance.restart()
-        for i in range(self.cap_modules):
-            self.entries[i] = 0
         return taken
 
     def up_to(self, uint64_t at):
@@ -437,11 +426,6 @@ cdef class Collector:
         cdef Timeline here = self.here() if self.enabled else None
         if here is not None and not here.in_op and at > here.last:
             self.gap(here, at, 0, current_module(), current_phase(), current_location())
-
-    def module_calls(self):
-        """{module id: calls} of the modules entered."""
-        cdef uint32_t i
-        return {i: self.entries[i] for i in range(self.cap_modules) if self.entries[i]}
 
     def made(self, tensor):
         """A tensor's memory was taken. While an op runs, it is counted with the op's results, if it is one of them."""
@@ -773,13 +757,13 @@ cdef class Collector:
 
     cdef void transition(self, int kind, uint32_t module, uint8_t phase) noexcept:
         cdef uint64_t now = mt_now()
-        cdef uint64_t *calls
         cdef Timeline here
         if kind == PHASE_SETTLED:
             self.table.settle(module, phase)
             self.log.settle(self.candidates if module == PHASE_CANDIDATE else 0, module, phase)
             self.spans.settle(module, phase)
             self.balance.settle(module, phase)
+            self.entries.settle(module, phase)
         if kind == PHASE_SETTLED or not self.enabled:
             return
         here = self.here()
@@ -805,11 +789,8 @@ cdef class Collector:
         self.note(here, <uint8_t> (1 + kind), now, 0, 0, module, 0, phase)
         if kind == MODULE_ENTER:
             here.depth += 1
-            calls = number_at(&self.entries, &self.cap_modules, module)
-            if self.balance.in_module(module) and calls != NULL:
-                calls[0] += 1
-                if calls[0] == 1:
-                    self.first_call(module)
+            if self.balance.in_module(module) and self.entries.add(module, phase):
+                self.first_call(module)
         elif kind == MODULE_EXIT:
             here.depth -= here.depth > 0       # 0: entered before the timeline began
             if here.depth == 0:

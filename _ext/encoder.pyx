@@ -170,7 +170,8 @@ cdef class Encoded:
     structure, numbers: as above. given: (what stands for its value, slot of its storage) of each tensor that the
     segment begins with; kept: (slot, slot of its storage, its number among all outputs, metadata, MetaBits) of the
     outputs that something will name when all have run, those with storages of their own first; `n_own` of them have
-    one. n_outputs: outputs in all, of `nbytes` bytes; written: slots of the storages that records write into.
+    one. n_outputs: outputs in all, of `nbytes` bytes; written: slots of the storages that records write into; viewed:
+    of those that records make views of.
     """
     cdef Tape tape
     cdef Origin *origins
@@ -182,6 +183,7 @@ cdef class Encoded:
     cdef readonly size_t n_own, n_outputs
     cdef readonly uint64_t nbytes
     cdef readonly list written
+    cdef readonly set viewed
 
     def __init__(self):
         raise TypeError("Encoded is made by encode()")
@@ -266,6 +268,7 @@ def encode(Segment segment):
     cdef dict users = {}           # of outputs
     cdef dict metas = {}
     cdef list given = [], given_metas = []
+    cdef set viewed = set()
     cdef dict written = {}         # slot of a storage -> None: as a set, in order
     cdef Record *r
     cdef SigS *s
@@ -318,6 +321,8 @@ def encode(Segment segment):
                 index[n] = 2 * outputs + 1
                 outputs += 1
                 users[n] = tape.slot(n).users
+                if tape.slot(n).root != n:
+                    viewed.add(tape.slot(n).root)
                 metas[n] = sig_out_meta(s)[i]
                 made.nbytes += tape.interner.metas[metas[n]].nbytes
             made._add(r, segment.seqs.data[k], begin, call, <uint32_t>structure.n, first)
@@ -326,7 +331,7 @@ def encode(Segment segment):
         for found in given_metas:
             _meta(&tape.interner.metas[<uint32_t>found], &structure, &numbers)
         _choose(tape, made, index, users, metas, given, &structure)
-        made.given, made.written = given, list(written)
+        made.given, made.written, made.viewed = given, list(written), viewed
         made.structure = PyBytes_FromStringAndSize(<char *>structure.data, structure.n)
         made.numbers = PyByteArray_FromStringAndSize(NULL, 8 * len(given) + numbers.n)
         memset(<char *>made.numbers, 0, 8 * len(given))

@@ -22,3 +22,13 @@ cdef class RowTable:
     cdef int grow(self) noexcept
     cdef void settle(self, uint32_t was, uint32_t phase) noexcept
     cdef list take(self, list sig_ops)
+
+
+cdef class ModuleCalls:
+    cdef uint64_t *calls[4]                    # owned, by `kind_of` their phase, then by module id
+    cdef uint32_t[4] cap
+
+    # Count a call that enters a module. Is it the module's first since the last `take`?
+    cdef bint add(self, uint32_t module, uint32_t phase) noexcept
+    cdef void settle(self, uint32_t was, uint32_t phase) noexcept
+    cdef tuple take(self)

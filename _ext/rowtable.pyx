@@ -1,9 +1,10 @@
-"""Sums by signature, module, line and phase: what a profile's report is made of."""
+"""Sums by signature, module, line and phase: what a profile's report is made of. Also calls by module."""
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from mindtorch._ext.context cimport PHASE_CANDIDATE, PHASE_INFERENCE
+from mindtorch._ext.context cimport PHASE_CANDIDATE, PHASE_INFERENCE, PHASE_PREFILL
+from mindtorch._ext.growing cimport number_at
 from mindtorch._ext.sizes cimport MT_ASSERT
 
 MT_ASSERT(sizeof(Row) == 40)
@@ -118,3 +119,61 @@ cdef class RowTable:
         r.ns += ns
         r.calls += r.calls == 0                # its calls were in a stage before
         return True
+
+
+cdef inline int kind_of(uint32_t phase) noexcept:
+    """Calls of these phases are counted apart, because they are inference, or may turn out to be; all others: 3."""
+    return 0 if phase == PHASE_INFERENCE else 1 if phase == PHASE_CANDIDATE else 2 if phase == PHASE_PREFILL else 3
+
+
+@cython.final
+cdef class ModuleCalls:
+    """How often each module was called."""
+
+    def __cinit__(self):
+        for kind in range(4):
+            self.cap[kind] = 256
+            self.calls[kind] = <uint64_t *> calloc(256, 8)
+            if self.calls[kind] == NULL:
+                raise MemoryError
+
+    def __dealloc__(self):
+        for kind in range(4):
+            free(self.calls[kind])
+
+    cdef bint add(self, uint32_t module, uint32_t phase) noexcept:
+        cdef int kind = kind_of(phase), other
+        cdef uint64_t *calls = number_at(&self.calls[kind], &self.cap[kind], module)
+        if calls == NULL:
+            return False                       # no memory for so many modules
+        calls[0] += 1
+        for other in range(4):
+            if module < self.cap[other] and self.calls[other][module] != (other == kind):
+                return False
+        return True
+
+    cdef void settle(self, uint32_t was, uint32_t phase) noexcept:
+        """Calls in the phase `was` are in `phase`."""
+        cdef int old = kind_of(was), new = kind_of(phase)
+        cdef uint64_t *calls
+        cdef uint32_t i
+        for i in range(self.cap[old] if old != new and old != 3 else 0):
+            if self.calls[old][i]:
+                calls = number_at(&self.calls[new], &self.cap[new], i)
+                if calls != NULL:
+                    calls[0] += self.calls[old][i]
+                    self.calls[old][i] = 0
+
+    cdef tuple take(self):
+        """({module id: calls}, those of them without gradients that are no step of a generation); all are 0 then."""
+        cdef dict found = {}, inference
+        cdef uint32_t i
+        cdef int kind
+        self.settle(PHASE_CANDIDATE, PHASE_INFERENCE)       # as rows
+        inference = {i: self.calls[0][i] for i in range(self.cap[0]) if self.calls[0][i]}
+        for kind in range(4):
+            for i in range(self.cap[kind]):
+                if self.calls[kind][i]:
+                    found[i] = found.get(i, 0) + self.calls[kind][i]
+                    self.calls[kind][i] = 0
+        return found, inference

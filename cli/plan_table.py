@@ -38,6 +38,9 @@ def lines(plans: Sequence[Plan]) -> list[str]:
     if best.replicas:
         there = ", ".join(f"{units.bytes_text(n)} on worker {worker}" for worker, n in sorted(best.replicas.items()))
         found.append(f"  copies of what several workers read: {there}")
+    if best.again:
+        there = ", ".join(f"{units.bytes_text(n)} on worker {worker}" for worker, n in sorted(best.again.items()))
+        found.append(f"  computed again instead of moved: {there}")
     for worker, nbytes in enumerate(best.memory):
         if worker in best.workers.values() or nbytes:
             found.append(f"  worker {worker}: {_named(best, worker) or 'values of no module'}")

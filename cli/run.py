@@ -161,7 +161,7 @@ def _plan_the_rest() -> None:
     from mindtorch.engine.execute import values
     from mindtorch.engine.remote import placing
 
-    if not placing.told():
+    if not placing.told(modules=True):
         with suppress(SystemExit):
             values.flush("plan")
     if not placing.told():

@@ -60,14 +60,21 @@ def is_held(lock: Any) -> bool:
 
 
 class Anywhere(PlacingExecutor):
-    """Every record runs on a worker that is drawn."""
+    """Every record runs on a worker that is drawn, some on others, too."""
 
     dice = random.Random(0)
 
     def _division(self, work: Work, begins: dict[int, torch.Tensor]) -> division.Division:
         places = [self.dice.randrange(len(self.executors)) for _ in work.records]
         copies = work.copies if self.dice.randrange(4) else None  # where memory is short, there are none
-        return division.parted(work.records, places, work.homes, self._generator, copies, work.stays)
+        twice: dict[int, set[int]] = {}
+        if work.repeatable is not None and copies is not None:
+            for k in sorted(work.repeatable.positions):
+                if self.dice.randrange(2) and not work.records[k][3]:
+                    drawn = {self.dice.randrange(len(self.executors)) for _ in range(2)}
+                    twice[k] = drawn - {places[k]}
+        twice = {k: others for k, others in twice.items() if others}
+        return division.parted(work.records, places, work.homes, self._generator, copies, work.stays, {}, twice)
 
     def _plan(self, work: Work, segment: Any) -> None:
         """There is none."""

@@ -302,11 +302,12 @@ def test_L13_passes_of_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
             IN_PLACE,
             DIRECT,
             NATIVE,
+            "recompute",
             CSE,
             "constant folding",
             "copy elimination",
         ]
-        by_default = {IN_PLACE}
+        by_default = {IN_PLACE, "recompute"}
         by_default |= {DIRECT} if torch_facts.known() else set()
         by_default |= {NATIVE} if torch_facts.native_calls_made() else set()
         assert {each.name for each in passes.known_passes() if each.on} == by_default

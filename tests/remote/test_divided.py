@@ -27,7 +27,7 @@ class Telling(mindtorch.LocalExecutor):
 
     def submit(self, segment: Any) -> None:
         size = nbytes(segment)
-        records, begins, stays = facts(segment)
+        records, begins, stays, *_ = facts(segment)
         self.told.append((size, (records, {slot: value.clone() for slot, value in begins.items()}, stays)))
         super().submit(segment)
 

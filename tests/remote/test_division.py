@@ -166,7 +166,7 @@ def test_R5_a_weight_that_two_workers_read_crosses_once_for_each_write(times: in
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_R5_workers_are_those_of_devices_writes_modules_and_values_in_this_order(seed: int) -> None:
+def test_R5_workers_are_those_of_devices_writes_views_modules_and_values_in_this_order(seed: int) -> None:
     """What none of them decides about is where what it belongs to is decided on, or together where there is room."""
     dice = random.Random(1000 + seed)
     records, homes, workers = drawn(dice)
@@ -197,6 +197,9 @@ def test_R5_workers_are_those_of_devices_writes_modules_and_values_in_this_order
     for k, (module, _, _, device, _, takes, writes, makes) in enumerate(records):
         made = [slot for slot, _ in makes]
         worker = device or next((at[slot] for slot in writes if slot in at), None)
+        views = [slot for slot in made if slot in takes]
+        if worker is None and views and (len(views) < len(made) or made_here.issuperset(views)):
+            worker = next((at[slot] for slot in takes if slot in at), None)
         worker = workers.get(module) if worker is None else worker
         worker = next((at[slot] for slot in takes if slot in at), None) if worker is None else worker
         if worker is not None:

@@ -81,6 +81,24 @@ def test_R5_a_group_grows_up_to_a_quarter_of_the_room() -> None:
     assert found == sorted(found) and [found.count(worker) for worker in range(3)] == [3, 4, 1]
 
 
+@pytest.mark.parametrize("room", [100, 0, -100])
+def test_R5_what_lasts_nowhere_is_made_where_it_is_read_whatever_room_there_is(room: int) -> None:
+    """A loss's first gradient was made on the worker with the most room, and moved to the loss."""
+    loss = [record([1], [(2, 4)], module=7), record([], [(3, 4)]), record([3], [(4, 400)]), record([4, 1], [(5, 400)])]
+    assert places(loss, {1: 400}, [room + 1000, room], homes={1: 1}, workers={7: 1}) == [1, 1, 1, 1]
+
+
+def test_R5_a_view_of_what_was_just_made_is_made_where_that_is() -> None:
+    """A model's own views of what its layers give each other moved all of it to the model's worker, and back."""
+    layers = [record([1], [(2, 400)], module=1), record([2], [(2, 0)], module=9), record([2], [(3, 400)], module=1)]
+    workers = {1: 1, 9: 0}
+    assert places(layers, {1: 4}, [1000] * 2, homes={1: 1}, workers=workers) == [1, 1, 1]
+    weight = [record([1], [(1, 0)], module=9)]
+    assert places(weight, {1: 4}, [1000] * 2, homes={1: 1}, workers=workers) == [0]  # which has a copy of what lasts
+    written = [record([1], [(2, 400)], module=1), record([2, 3], [(2, 0)], [3], module=9)]
+    assert places(written, {1: 4, 3: 4}, [1000] * 2, homes={1: 1, 3: 0}, workers=workers) == [1, 0]
+
+
 # ---- programs --------------------------------------------------------------------------------------------------------
 def _stacked(parameters: list[nn.Parameter]) -> torch.Tensor:
     return torch.stack([p.abs().sum() for p in parameters]).sum()
@@ -153,7 +171,49 @@ def test_R5_a_program_that_reads_all_parameters_together_fits_divided(name: str,
             assert max(most) <= limit, most
     finally:
         placing.tell(*before)
-    assert [plans[0].excess for plans in found] == [0]
+    assert [plans[0].excess for plans in found if plans[0].workers] == [0]
+    # Before that, one of what runs outside of modules, which needs more than one worker, too.
+    (values,) = [plans for plans in found if not plans[0].workers]
+    assert values is found[0] and values[0].used > 1
+    assert [(plan.name, plan.excess > 0) for plan in values] == [("by values", False), ("all on one", True)]
+
+
+class Pictures(nn.Module):
+    """Its own views are between its parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch, self.layers = nn.Conv2d(3, 64, 4, 4), mlp()
+        self.head = nn.Linear(64, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(self.patch(x).flatten(2).transpose(1, 2)).mean(1))
+
+
+def test_R5_a_model_s_own_views_move_nothing() -> None:
+    """The model's other operations are on a worker of their own: a step moves what those read, and its gradient."""
+
+    def program(device: str) -> Any:
+        model, x = Pictures().to(device), torch.rand(2, 3, 16, 16).to(device)
+        step, out = torch.optim.SGD(model.parameters(), lr=0.01), []
+        for k in range(3):
+            if k == 2 and device != "cpu":
+                executor.moves.clear()
+                executor.joined = 0
+            loss = model(x).square().mean()
+            step.zero_grad()
+            loss.backward()
+            step.step()
+            out.append(loss.item())
+        return out, list(model.parameters())
+
+    with using(over(3, 1 << 20)) as executor:
+        layers = {f"Pictures.layers.{k}": 1 for k in range(16)}
+        executor._workers = {"Pictures": 0, "Pictures.patch": 1, "Pictures.layers": 1, **layers, "Pictures.head": 2}
+        same(program)
+        features, means = 2 * 16 * 64 * 4, 2 * 64 * 4
+        assert executor.moves == {(1, 0): features, (0, 2): means, (2, 0): means, (0, 1): features}
+        assert executor.joined == 4
 
 
 @pytest.mark.parametrize("name", READ)

@@ -1,6 +1,7 @@
 """The optimization engine: what recorded calls run in place of what was recorded, with eager's bits."""
 
 from .optimizer import (
+    add_again,
     add_elsewhere,
     ask,
     choose,
@@ -13,6 +14,7 @@ from .optimizer import (
     native_maker,
     native_prover,
     optimizer_on,
+    repeatable,
     rest_on_settings,
     set_passes,
 )
@@ -27,6 +29,7 @@ __all__ = [
     "SegmentGraph",
     "Unproven",
     "Value",
+    "add_again",
     "add_elsewhere",
     "ask",
     "choose",
@@ -39,6 +42,7 @@ __all__ = [
     "native_maker",
     "native_prover",
     "optimizer_on",
+    "repeatable",
     "rest_on_settings",
     "set_passes",
 ]

@@ -22,34 +22,44 @@ from .calling import Layout, Unsuited, symbol
 from .optimizer_pass import Pass
 from .segment_graph import Input, Number
 
-__all__ = ["NATIVE", "NativeCalls", "OneCall", "native_call", "proven_call"]
+__all__ = ["ELEMENT_WISE", "MEMORY", "NATIVE", "NativeCalls", "OneCall", "native_call", "proven_call"]
 
+
+def _names(*written: str) -> frozenset[str]:
+    return frozenset(f"aten::{name}" for name in " ".join(written).split())
+
+
+ELEMENT_WISE = _names(
+    "abs add addcdiv addcmul atan atan2 bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp clamp_max "
+    "clamp_min clone cos div elu eq erf exp exp2 expm1 fill floor ge gelu gelu_backward gt hardsigmoid hardswish "
+    "hardtanh isfinite isinf isnan le leaky_relu lerp log log10 log1p log2 logical_and logical_not logical_or "
+    "logical_xor lt masked_fill maximum minimum mish mul ne neg pow reciprocal relu round rsqrt rsub sigmoid "
+    "sigmoid_backward sign silu silu_backward sin softplus sqrt square sub tan tanh tanh_backward "
+    "threshold_backward tril triu trunc where "
+    "abs_ add_ addcdiv_ addcmul_ clamp_ clamp_max_ clamp_min_ copy_ div_ exp_ fill_ lerp_ masked_fill_ mul_ neg_ "
+    "relu_ rsqrt_ sigmoid_ sqrt_ sub_ tanh_ zero_"
+)
+MEMORY = _names(
+    "_to_copy _unsafe_view alias as_strided cat contiguous detach diagonal expand flatten narrow permute repeat "
+    "reshape select slice split split_with_sizes squeeze stack t transpose unbind unflatten unfold unsqueeze view"
+)
 #: Operators that depend on nothing but their arguments, warn of nothing, and write, if they do, all or nothing.
-NATIVE = frozenset(
-    f"aten::{name}"
-    for name in (
-        # element by element
-        "abs add addcdiv addcmul atan atan2 bitwise_and bitwise_not bitwise_or bitwise_xor ceil clamp clamp_max "
-        "clamp_min clone cos div elu eq erf exp exp2 expm1 fill floor ge gelu gelu_backward gt hardsigmoid hardswish "
-        "hardtanh isfinite isinf isnan le leaky_relu lerp log log10 log1p log2 logical_and logical_not logical_or "
-        "logical_xor lt masked_fill maximum minimum mish mul ne neg pow reciprocal relu round rsqrt rsub sigmoid "
-        "sigmoid_backward sign silu silu_backward sin softplus sqrt square sub tan tanh tanh_backward "
-        "threshold_backward tril triu trunc where "
-        "abs_ add_ addcdiv_ addcmul_ clamp_ clamp_max_ clamp_min_ copy_ div_ exp_ fill_ lerp_ masked_fill_ mul_ neg_ "
-        "relu_ rsqrt_ sigmoid_ sqrt_ sub_ tanh_ zero_ "
-        # memory
-        "_to_copy _unsafe_view alias as_strided cat contiguous detach diagonal expand flatten narrow permute repeat "
-        "reshape select slice split split_with_sizes squeeze stack t transpose unbind unflatten unfold unsqueeze view "
-        # products, sums, choices
+NATIVE = (
+    ELEMENT_WISE
+    | MEMORY
+    # products, sums, choices
+    | _names(
         "addbmm addmm addmv all amax amin any argmax argmin baddbmm bmm cumsum dot isin linear logsumexp matmul max "
-        "mean min mm mv prod sum topk "
-        # layers
+        "mean min mm mv prod sum topk"
+    )
+    # layers
+    | _names(
         "_log_softmax _log_softmax_backward_data _safe_softmax _scaled_dot_product_flash_attention_for_cpu "
         "_scaled_dot_product_flash_attention_for_cpu_backward _softmax _softmax_backward_data embedding "
         "embedding_dense_backward gather index_select layer_norm log_softmax native_layer_norm "
         "native_layer_norm_backward nll_loss_backward nll_loss_forward rms_norm "
         "scaled_dot_product_attention softmax"
-    ).split()
+    )
 )
 MOST_BYTES = 1 << 22  # of all tensors: what is larger takes its time in the kernel
 BRIEF_BYTES = 1 << 14  # up to which a call keeps other threads waiting: some microseconds

@@ -18,6 +18,7 @@ from .optimizer_pass import Pass
 from .segment_graph import SegmentGraph
 
 __all__ = [
+    "add_again",
     "add_elsewhere",
     "ask",
     "choose",
@@ -30,6 +31,7 @@ __all__ = [
     "native_maker",
     "native_prover",
     "optimizer_on",
+    "repeatable",
     "rest_on_settings",
     "set_passes",
 ]
@@ -52,10 +54,11 @@ def known_passes() -> tuple[Pass, ...]:
     from .direct import DirectCalls
     from .in_place import InPlace
     from .native import NativeCalls
+    from .recompute import Recompute
 
     found = offered("mindtorch.passes", Pass, lambda name, error: _say(f"the entry point {name} is left out", error))
     on_graphs = CommonSubexpressions(), ConstantFolding(), CopyElimination()
-    return (*found, InPlace(), DirectCalls(), NativeCalls(), *on_graphs)
+    return (*found, InPlace(), DirectCalls(), NativeCalls(), Recompute(), *on_graphs)
 
 
 def _say(what: str, error: Exception) -> None:
@@ -222,6 +225,20 @@ def optimizer_on(device: torch.device) -> Optimizer:
 
 
 _elsewhere = [0, 0, 0, 0]  # as `calls_otherwise` counts them, of remote executors
+_again = 0  # calls that ran on more than one worker
+
+
+def repeatable() -> frozenset[str]:
+    """Names of the operators that several workers may run, each for itself, in place of a transfer."""
+    from .recompute import REPEATABLE, Recompute
+
+    return REPEATABLE if any(isinstance(each, Recompute) for each in _used()) else frozenset()
+
+
+def add_again(calls: int) -> None:
+    """So many calls ran on one more worker."""
+    global _again
+    _again += calls
 
 
 def add_elsewhere(direct: int, in_place: int, nbytes: int, native: int) -> None:
@@ -235,6 +252,7 @@ def counts() -> tuple[dict[str, int], dict[str, int]]:
     from .direct import DirectCalls
     from .in_place import InPlace
     from .native import NativeCalls
+    from .recompute import Recompute
 
     direct, overwriting, nbytes, native = calls_otherwise()
     there = _elsewhere
@@ -242,6 +260,7 @@ def counts() -> tuple[dict[str, int], dict[str, int]]:
         DirectCalls.name: direct + there[0],
         InPlace.name: overwriting + there[1],
         NativeCalls.name: native + there[3],
+        Recompute.name: _again,
     }
     saved = {InPlace.name: nbytes + there[2]}
     for each in _optimizers.values():

@@ -231,7 +231,9 @@ class RemoteExecutor(Session, SharedStorages):
         if encoded.written or encoded.n_own:  # else it makes views of what there is
             self._reads.are_over()
         try:
-            self._submit(segment, encoded, read)
+            made = self._submit(segment, encoded, read)
+            if self.among is not None:
+                self.among.has_run(self, encoded, made)
         except WireError:
             self._settled(encoded, whole=True)
             run_here(self, segment, encoded)
@@ -245,13 +247,12 @@ class RemoteExecutor(Session, SharedStorages):
             raise
 
     def _settled(self, encoded: Encoded, whole: bool = False) -> list[torch.Tensor]:
-        """Let all that a segment is given be here. Returns what it reads of each: the value, or a copy of it. whole:
-        no copies."""
+        """Let all that a segment is given be here. Returns what it reads of each: it, or a copy, but none if whole."""
         if self.among is None:
             return [mirror for mirror, _root in encoded.given]
         return self.among.settle_given(encoded, self, whole)
 
-    def _submit(self, segment: Any, encoded: Encoded, read: list[torch.Tensor]) -> None:
+    def _submit(self, segment: Any, encoded: Encoded, read: list[torch.Tensor]) -> dict[int, torch.Tensor]:
         plan = self._told.plan(encoded)
         exact = plan.exact
         self._states.forget(plan.draws)
@@ -260,7 +261,7 @@ class RemoteExecutor(Session, SharedStorages):
         storages: dict[int, int] = {}  # slot -> number
         for k, (mirror, (_value, root)) in enumerate(zip(read, encoded.given, strict=True)):
             numbers[k] = storages[root] = self._mirrors.number_of(mirror)
-        timed = local.is_observed()
+        timed = local.is_observed() and segment is not None
         settings = self._news("run")
         guess = self._speculation.take(plan, encoded.numbers, not (timed or settings))
         if guess is None:
@@ -282,8 +283,6 @@ class RemoteExecutor(Session, SharedStorages):
             for number in given:  # their reply would come before that to the question of the read
                 self._arrive(number)
         self._known.run(encoded, exact, given, written, base)
-        if guess is not None:
-            self._speculation.learn(guess)
         n_small = len(self._small)
         made = self._made(encoded, base)
         views = [(slot, k, weakref.ref(made[slot])) for slot, _, k, *_ in encoded.kept[encoded.n_own :]]
@@ -318,11 +317,14 @@ class RemoteExecutor(Session, SharedStorages):
                 self._speculation.was_right(guess)
             except WireError as error:
                 self._broken(error)
-            return
+            return made
         if timed:
             self._no_lineage()  # times are never the same
         request = ("run", plan.number, base, positions, values, timed)
-        segment.settle(made, [(self._line[-1].requests, [*settings, (request, answer)])])
+        if segment is None:  # another worker has run it, whose results the program has
+            self._line[-1].requests += [*settings, (request, answer)]
+        else:
+            segment.settle(made, [(self._line[-1].requests, [*settings, (request, answer)])])
         self._told_settings(settings)
         self._grown(32 + len(positions) + len(values))
         if written or timed or self.among is not None:
@@ -331,6 +333,7 @@ class RemoteExecutor(Session, SharedStorages):
             self._speculation.ran(described(plan, encoded, base, [n - base for n in self._small[n_small:]]))
         if timed:
             self._exchange()
+        return made
 
     def _made(self, encoded: Encoded, base: int) -> dict[int, torch.Tensor]:
         """The mirrors of the outputs that stay, by slot."""

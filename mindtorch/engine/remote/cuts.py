@@ -34,7 +34,7 @@ def plans(work: Work, costs: Costs, known: Mapping[str, int], usual: Costs | Non
     found = [on_one(work)] if not known else []
     for name, chosen in units.candidates():
         workers = {path: chosen[unit] for path, unit in units.of.items()}
-        if not any(plan.workers == workers for plan in found):
+        if not workers or not any(plan.workers == workers for plan in found):
             found.append(priced(work, name, workers, costs, usual))
     return sorted(found, key=Plan.rank)
 
@@ -61,7 +61,8 @@ class _Units:
         work = replace(work, records=[record for record in work.records if not record[3]])
         ids = {module: self.of[path] for module, path in work.paths.items() if path in self.of}
         work = replace(work, homes={}, copies={})
-        alone = divided(work.records, {}, ids, 0, _first, {}, work.stays, work.sizes)
+        can = work.repeatable and work.repeatable._replace(alike=None)
+        alone = divided(work.records, {}, ids, 0, _first, {}, work.stays, work.sizes, repeatable=can)
         #: What it costs in seconds if two are not on the same worker.
         self._apart = np.zeros((self._n, self._n))
         for nbytes, source, to in moves_of(work, _in_turn(work, alone)):
@@ -85,7 +86,7 @@ class _Units:
     def candidates(self) -> Iterator[tuple[str, list[int]]]:
         """(name, worker of each unit)."""
         if not self._free:
-            yield "as before", [self._pinned[unit] for unit in range(self._n)]
+            yield "as before" if self._n else "by values", [self._pinned[unit] for unit in range(self._n)]
             return
         if self._work.homes:
             yield "in place", self._whole(self._in_place())

@@ -8,10 +8,11 @@ generator has a home, too, and moves to whoever draws.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .homes import Record, placed
+from .repeated import Repeatable, repeated
 
 __all__ = ["GENERATOR", "GENERATOR_BYTES", "Division", "Part", "divided", "parted"]
 
@@ -25,7 +26,8 @@ _NEVER: Mapping[int, int] = {}
 @dataclass
 class Part:
     """Records that one worker runs at once. ``sources``: the storages that come there before, by worker; ``moving``:
-    those that are only there from then on. All others that are on another worker are copied.
+    those that are only there from then on. All others that are on another worker are copied. again: the part of another
+    worker just before it, whose records it runs, too, for itself; shared: is there such a one of this?
     """
 
     worker: int
@@ -33,6 +35,8 @@ class Part:
     draws: bool = False
     sources: dict[int, list[int]] = field(default_factory=dict)
     moving: set[int] = field(default_factory=set)
+    again: Part | None = None
+    shared: bool = False
 
 
 @dataclass
@@ -66,28 +70,38 @@ def divided(
     sizes: Mapping[int, int] | None = None,
     rooms: list[int] | None = None,
     coming: bool = False,
+    repeatable: Repeatable | None = None,
 ) -> Division:
     """homes: worker of each storage that has one; worker_of: of module ids; generator: the worker that has it;
     otherwise: workers for so many bytes each that nothing decides about; copies: the workers that have copies of
     storages already, None where nothing is to be copied: what is read elsewhere moves then; kept: storages of results
     that something will name when all have run; sizes: bytes of storages, as far as they are known; rooms: bytes that
-    each worker has left, less what comes to it; coming: is what was there before to come to its modules?"""
+    each worker has left, less what comes to it; coming: is what was there before to come to its modules? repeatable:
+    the records that may run on several workers; None: none."""
     places, come = placed(records, homes, worker_of, otherwise, copies is not None, kept, sizes, rooms, coming)
-    return parted(records, places, homes, generator, copies, kept, come)
+    twice: Mapping[int, Collection[int]] = {}
+    if repeatable is not None and copies is not None and sizes is not None:
+        there = {slot: {home, *copies.get(slot, ())} for slot, home in homes.items()}
+        twice = repeated(records, places, sizes, there, repeatable)
+    return parted(records, places, homes, generator, copies, kept, come, twice)
 
 
 def parted(
     records: Sequence[Record], places: list[int], homes: Mapping[int, int], generator: int,
     copies: Mapping[int, Collection[int]] | None = None, kept: Collection[int] = (),
-    coming: Mapping[int, int] | None = None,
+    coming: Mapping[int, int] | None = None, twice: Mapping[int, Collection[int]] | None = None,
 ) -> Division:  # fmt: skip
     """The parts, where it is known which worker runs each record. coming: storages that move to a worker when that
-    reads them, as their home."""
+    reads them, as their home; twice: the workers that run a record besides."""
     found = _Parts(places, homes, generator, copies, kept, coming or {})
+    twice = twice or {}
     if copies is not None:
         found.look_ahead(records)
     for k, record in enumerate(records):
-        found.add(k, record)
+        if k in twice:
+            found.add_to_several(k, record, frozenset(twice[k]))
+        else:
+            found.add(k, record)
     return Division(found.parts, found.moves, places, found.stays, copies is not None, coming or {})
 
 
@@ -108,6 +122,8 @@ class _Parts:
         self._home = {**homes, GENERATOR: generator}
         self._copies = {slot: set(workers) for slot, workers in (copies or {}).items() if workers}
         self._current: dict[int, tuple[Part, int]] = {}  # worker -> its part, and the position at which that began
+        # The same of workers that run the same records: a number of theirs, below those of all workers, and all parts.
+        self._several: dict[tuple[int, frozenset[int]], tuple[int, list[Part], int]] = {}
         # Storage -> worker -> position of its last use there so far; of the last record that made it what others take:
         # wrote it, gave it a home, or made a view of it; of its last use at all.
         self._used: dict[int, dict[int, int]] = {}
@@ -161,6 +177,37 @@ class _Parts:
             self._ready.setdefault(slot, {})[place] = k
             self._used.setdefault(slot, {})[place] = k
 
+    def add_to_several(self, k: int, record: Record, others: frozenset[int]) -> None:
+        """The next record, which the workers ``others`` run, too: what it makes is a copy there. It writes nothing."""
+        takes, makes = dict.fromkeys(record[5]), record[7]
+        place = self._places[k]
+        number, parts, began = self._several.get((place, others), (-2 - len(self._several), [], k))
+        if not parts or _elsewhere(self._ready, takes, number, began):
+            first = Part(place, shared=True)
+            parts, began = [first, *[Part(worker, again=first) for worker in sorted(others)]], k
+            self._several[place, others] = number, parts, began
+            self.parts += parts
+        for part in parts:
+            part.positions.append(k)
+            for slot in takes:
+                if slot not in self._home:  # an upload
+                    self.stays.append((k, slot, part.worker, True))
+                    part.moving.add(slot)
+                    self._home[slot] = part.worker
+                elif not self._has(slot, part.worker):
+                    self._cross(slot, part)
+                    self._copies.setdefault(slot, set()).add(part.worker)
+                    self.stays.append((k, slot, part.worker, False))
+        for slot, _nbytes in makes:
+            if slot not in self._home:
+                self._made.add(slot)
+                self._home[slot] = place
+                self._copies[slot] = set(others)
+                self.stays += [(k + 1, slot, worker, False) for worker in sorted(others)]  # once it is made
+            self._ready.setdefault(slot, {})[number] = k
+        for slot in (*takes, *[slot for slot, _nbytes in makes]):
+            self._used.setdefault(slot, {})[number] = k
+
     def _has(self, slot: int, place: int) -> bool:
         return self._home.get(slot) == place or place in self._copies.get(slot, ())
 
@@ -194,7 +241,7 @@ class _Parts:
         self._used.setdefault(slot, {})[place] = k
 
 
-def _elsewhere(when: Mapping[int, Mapping[int, int]], slots: Sequence[int], place: int, began: int) -> bool:
+def _elsewhere(when: Mapping[int, Mapping[int, int]], slots: Iterable[int], place: int, began: int) -> bool:
     """Did that happen to one of these storages on another worker since then?"""
     for slot in slots:
         for worker, at in when.get(slot, _NEVER).items():

@@ -1,7 +1,8 @@
 """Which worker runs which record, by where storages are at home (SPEC R5).
 
-A record runs at the home of what it writes, else on its module's worker, else at the home of the first storage that it
-takes and that has one. A storage that has no home yet, and lasts, gets that of the first module that takes it.
+A record runs at the home of what it writes, else, if it makes only views of what has been made just now, or small ones,
+where that is, else on its module's worker, else at the home of the first storage that it takes and that has one. A
+storage that has no home yet, and lasts, gets that of the first module that takes it.
 
 All others form groups: what a record takes and makes is one, and has one home, which the first record decides on that
 has a worker. But a small function of large storages, such as a sum, does not draw those to it, nor together: it moves
@@ -13,7 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-__all__ = ["Record", "placed"]
+import torch
+
+__all__ = ["Record", "of_storages", "placed"]
 
 #: (module id, phase, index that it draws for or -1, device, grad mode, takes, writes, makes): see `Segment.facts`.
 Record = tuple[int, int, int, int, bool, Sequence[int], Sequence[int], Sequence[tuple[int, int]]]
@@ -43,6 +46,22 @@ class _Group:
         other.into = self
         self.weight += other.weight
         self.most = max(self.most, other.most)
+
+
+def of_storages(
+    records: list[Record], begins: dict[int, torch.Tensor], stays: set[int]
+) -> tuple[list[Record], dict[int, torch.Tensor], set[int]]:
+    """What `Segment.facts` gives, with one slot for each storage: tensors that `set_` or ``.data =`` put on one have
+    two."""
+    first: dict[int, int] = {}
+    same = {slot: first.setdefault(mirror.untyped_storage()._cdata, slot) for slot, mirror in begins.items()}
+    if len(first) == len(same):
+        return records, begins, stays
+    one: list[Record] = []
+    for module, phase, draws, device, grad, takes, writes, makes in records:
+        taken, written = ([same.get(slot, slot) for slot in slots] for slots in (takes, writes))
+        one.append((module, phase, draws, device, grad, taken, written, makes))
+    return one, {slot: begins[slot] for slot in first.values()}, {same.get(slot, slot) for slot in stays}
 
 
 def placed(
@@ -124,6 +143,8 @@ class _Homes:
         chosen = worker is not None
         if worker is None and writes:
             worker = self._home_of(writes)
+        if worker is None and self._only_names(takes, makes):
+            worker = self._home_of(takes)
         if worker is None:
             worker = self._worker_of.get(module)
             chosen = worker is not None
@@ -146,6 +167,12 @@ class _Homes:
             elif not copying or slot in passing or slot not in takes:
                 at[slot] = worker
         return worker
+
+    def _only_names(self, takes: Sequence[int], makes: Sequence[tuple[int, int]]) -> bool:
+        """Does a record make nothing but views, of what this segment has made, or small ones (which have slots of their
+        own besides)? They move nothing, or little, where that is."""
+        views = [slot for slot, _nbytes in makes if slot in takes]
+        return bool(views) and (len(views) < len(makes) or self._passing.issuperset(views))
 
     def _home_of(self, slots: Sequence[int]) -> int | None:
         """Of the first that has one."""
@@ -182,7 +209,7 @@ class _Homes:
         group = group.last()
         if group.worker != _NOWHERE or self._is_small(slot, group):
             return
-        if chosen or self._rooms is None or self._rooms[worker] >= group.weight:
+        if chosen or self._rooms is None or not group.weight or self._rooms[worker] >= group.weight:
             group.worker = worker
             if self._rooms is not None:
                 self._rooms[worker] -= group.weight

@@ -3,6 +3,8 @@
 The program knows ``remote_accelerator:0``. As long as what it does there fits, the first worker has all of it. The
 first segment that does not makes a plan (`cuts`), by which the records of a module go to its worker; the rest follows
 from where values are (`division`). What is recorded stays the same, and so do the bits.
+
+One file: a segment is placed, divided, submitted part by part and copied by what the executor knows of all workers.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -20,20 +22,25 @@ import torch
 from ..._ext import context as _context
 from ..._ext import divided as _divided
 from ...base.errors import UsageError
-from ..execute import machine
+from .. import passes
+from ..execute import around_segments, machine
 from ..record.arguments import quiet
+from . import growth
 from .client import RemoteExecutor
 from .cuts import plans
 from .division import Division, Part
-from .homes import Record
+from .homes import of_storages
 from .mirrors import view
 from .one_thread import one_thread_at_a_time
 from .pending_uploads import Waiting
 from .pricing import ALL_ON_ONE, Plan, Work, divided_as, on_one
 from .reads import plain_bytes
+from .repeated import Repeatable
 from .replicas import Copies
 from .run_time import Costs, usual
+from .slices import Slice, shift, slices
 from .spread import SpreadExecutor, _on
+from .upcoming import upcoming
 
 if TYPE_CHECKING:
     from ..._ext.encoder import Encoded
@@ -45,13 +52,13 @@ log = logging.getLogger("mindtorch.remote")
 _LITTLE = 64 << 20  # bytes that any worker has room for: nobody asks
 _TRIED, _SMALL = 1 << 20, 1 << 10  # bytes that are moved to see how long that takes
 _TIMES = 5  # as often
-_GROWS = {"backward": 1, "optimizer": 2}  # times its size that a parameter comes to need in a phase
+_GROWN = 1 + growth.GRADIENT + growth.MOST  # times its size that a parameter may come to need
 _BACKWARD = _context.PHASES.index("backward")
 
 
 _listener: Callable[[list[Plan]], None] | None = None
 _only = False  # are plans all that is wanted?
-_told = False
+_told = {True: False, False: False}  # by whether modules have workers in them
 
 
 def tell(
@@ -59,39 +66,24 @@ def tell(
 ) -> tuple[Callable[[list[Plan]], None] | None, bool]:
     """Let a listener have the plans that are thought of, the best one first, before that is used. only: the first
     values of a module that the program asks for end it with SystemExit instead. Returns what was so before."""
-    global _listener, _only, _told
+    global _listener, _only
     before = _listener, _only
-    _listener, _only, _told = listener, only, False
+    _listener, _only = listener, only
+    _told.update({True: False, False: False})
     return before
 
 
-def told() -> bool:
-    """Has the listener had any?"""
-    return _told
+def told(modules: bool = False) -> bool:
+    """Has the listener had any? modules: any of modules, and not only of what runs outside of them."""
+    return _told[True] or (_told[False] and not modules)
 
 
 def _tell(found: list[Plan]) -> None:
-    global _told
-    _told = True
+    _told[bool(found[0].workers)] = True
     if _listener is not None:
         _listener(found)
     elif found[0].excess:
         log.warning("the workers have %d bytes less than the program needs", found[0].excess)
-
-
-def _of_storages(
-    records: list[Record], begins: dict[int, torch.Tensor], stays: set[int]
-) -> tuple[list[Record], dict[int, torch.Tensor], set[int]]:
-    """What `facts` gives, with one slot for each storage: tensors that `set_` or ``.data =`` put on one have two."""
-    first: dict[int, int] = {}
-    same = {slot: first.setdefault(mirror.untyped_storage()._cdata, slot) for slot, mirror in begins.items()}
-    if len(first) == len(same):
-        return records, begins, stays
-    one: list[Record] = []
-    for module, phase, draws, device, grad, takes, writes, makes in records:
-        taken, written = ([same.get(slot, slot) for slot in slots] for slots in (takes, writes))
-        one.append((module, phase, draws, device, grad, taken, written, makes))
-    return one, {slot: begins[slot] for slot in first.values()}, {same.get(slot, slot) for slot in stays}
 
 
 @one_thread_at_a_time
@@ -115,12 +107,16 @@ class PlacingExecutor(SpreadExecutor):
         self._machines: list[machine.Machine] | None = None
         self._workers: dict[str, int] | None = None  # by module path; None: all is on the first one
         self._ids: dict[int, int] = {}  # the same by module id
+        self._ahead: set[int] = set()  # of those with a worker, that have not run
+        self._divided_values = False  # is a plan told of what runs outside of modules?
         self._backward: set[int] = set()  # ids of modules that had a backward pass
         self._stepped: set[int] = set()  # and then a step of an optimizer: what they grow by is there
         self._generator = 0  # the worker that has the generator of remote_accelerator:0
         self._part: Part | None = None  # that is submitted now
         self.moves: Counter[tuple[int, int]] = Counter()  # bytes that moved or were copied, by worker from and to
         self.joined = 0  # exchanges in which they did
+        self.spared: Counter[int] = Counter()  # bytes that workers computed for themselves, and others, too, by worker
+        self._ran: tuple[Encoded, dict[int, torch.Tensor]] | None = None  # of that part, and its results by slot
 
     # ---- memory ------------------------------------------------------------------------------------------------------
     def limits(self) -> list[int]:
@@ -152,9 +148,9 @@ class PlacingExecutor(SpreadExecutor):
     def _fits(self, segment: Any) -> bool:
         """Has the first worker room for it, whatever dies when?"""
         most = self._held(self.executors[0]) + self._waiting.nbytes + _divided.nbytes(segment)
-        if self._limits is None and most * (1 + sum(_GROWS.values())) <= _LITTLE:
+        if self._limits is None and most * _GROWN <= _LITTLE:
             return True
-        return most * (1 + sum(_GROWS.values())) <= self.limits()[0]
+        return most * _GROWN <= self.limits()[0]
 
     # ---- recorded calls ----------------------------------------------------------------------------------------------
     def _parts(self, segment: Any) -> Iterable[tuple[int, Any]]:
@@ -163,25 +159,66 @@ class PlacingExecutor(SpreadExecutor):
         return self._divided(segment)
 
     def _divided(self, segment: Any) -> Iterator[tuple[int, Any]]:
-        records, begins, stays = _of_storages(*_divided.facts(segment))
+        records, begins, stays, counting, named = _divided.facts(segment, passes.repeatable())
+        records, begins, stays = of_storages(records, begins, stays)
         for index in {record[3] for record in records}:
             self._at(index)  # or say that there is none
-        work = self._work(records, begins, stays)
-        unused = self._waiting.nbytes - sum(work.nbytes[slot] for slot in begins if slot not in work.homes)
-        fits = self._workers is None and on_one(work).memory[0] + unused <= work.limits[0]
+        work = self._work(records, begins, stays, counting)
+        comes, there = upcoming(records, self._workers or ())
+        planned = work
+        if comes:
+            planned = self._work(*of_storages([*records, *comes], {**there, **begins}, stays), counting)
+        unused = self._waiting.nbytes - sum(
+            planned.nbytes[slot] for slot in planned.nbytes.keys() - planned.homes.keys()
+        )
+        fits = self._workers is None and on_one(planned).memory[0] + unused <= work.limits[0]
+        if named and (_only or not fits):
+            costs = usual(self._link())
+            planned.repeatable = work.repeatable = Repeatable(named, costs.message, costs.byte, self._alike())
         if _only and any(work.paths.values()):
-            self._only_plan(work, segment, fits)
+            self._only_plan(planned, segment, fits)
         if fits:
             yield from super()._parts(segment)
             return
-        self._plan(work, segment)
+        self._plan(planned, segment)
+        work.coming = planned.coming or not self._ahead.isdisjoint(work.paths)
+        self._ahead.difference_update(work.paths)
+        self._ahead.update(record[0] for record in comes)
         try:
             for part in self._division(work, begins).parts:
-                self._part = part
                 self.joined += len(part.sources)
+                if part.again is not None:
+                    self._run_again(part)
+                    continue
+                self._part, self._ran = part, None
                 yield part.worker, segment.part(part.positions)
         finally:
-            self._part = None
+            self._part = self._ran = None
+
+    def has_run(self, there: RemoteExecutor, encoded: Encoded, made: dict[int, torch.Tensor]) -> None:
+        self._ran = encoded, made
+
+    def _run_again(self, part: Part) -> None:
+        """Let another worker run the part that has just run, too. It has copies of the results then."""
+        if self._ran is None:  # a cache knew the results, or this process has computed them: they cross as others do
+            return
+        encoded, made = self._ran
+        there = self.executors[part.worker]
+        given = [mirror for mirror, _root in encoded.given]
+        wholes = self._brought([m for m in given if m not in there._mirrors], there)
+        there._take()
+        there._reads.are_over()
+        read = [m if m in there._mirrors else _on(wholes[m.untyped_storage()._cdata], m) for m in given]
+        results = there._submit(None, encoded, read)
+        for slot, *_ in encoded.kept[: encoded.n_own]:
+            self._copies.add(made[slot], self.owner(made[slot]), part.worker, results[slot])
+            self.spared[part.worker] += made[slot].untyped_storage().nbytes()
+        passes.add_again(len(encoded))
+
+    def _alike(self) -> list[Hashable]:
+        """The same for workers that compute the same bits."""
+        self._machines = self._machines or self._found_machines()
+        return [(each.kind, each.name, each.processors, each.threads) for each in self._machines]
 
     def _only_plan(self, work: Work, segment: Any, fits: bool) -> NoReturn:
         """Tell what would be done, and end the program. fits: all of it stays on the first worker."""
@@ -206,7 +243,7 @@ class PlacingExecutor(SpreadExecutor):
                 self._copies.end(mirror, owner)
         return division
 
-    def _work(self, records: list, begins: dict[int, torch.Tensor], stays: set[int]) -> Work:
+    def _work(self, records: list, begins: dict[int, torch.Tensor], stays: set[int], counting: Collection[int]) -> Work:
         homes: dict[int, int] = {}
         nbytes: dict[int, int] = {}
         copies: dict[int, list[int]] = {}
@@ -228,14 +265,14 @@ class PlacingExecutor(SpreadExecutor):
         if "optimizer" in phases:
             self._stepped |= self._backward
         work = Work(records, paths, homes, nbytes, grows, stays, self._generator, self.limits(), held, copies=copies)
-        more = sum(times for phase, times in _GROWS.items() if phase not in phases)
-        if more:
-            for module, _phase, _draws, _device, grad, takes, *_ in records:
-                if grad and module and module not in self._stepped:
-                    floats = [
-                        s for s in takes if s in work.given and (s not in begins or begins[s].is_floating_point())
-                    ]
-                    grows.update((slot, more * work.sizes[slot]) for slot in floats)
+        counting = {*counting, *[s for s, t in begins.items() if not (t.is_floating_point() or t.is_complex())]}
+        gradients, states = growth.of_phases(phases)
+        known = growth.states() if states else {}
+        for module, _phase, _draws, _device, grad, takes, *_ in records if gradients or states else ():
+            if grad and module and module not in self._stepped:
+                for slot in takes:
+                    if slot in work.given and slot not in counting:
+                        grows[slot] = work.sizes[slot] * (gradients + (known.get(slot, states) if states else 0))
         return work
 
     def _plan(self, work: Work, segment: Any) -> None:
@@ -247,6 +284,12 @@ class PlacingExecutor(SpreadExecutor):
             found = self._plans(work, {path: workers[path] for path in work.paths.values() if path in workers})
             _tell(found)
             workers.update(found[0].workers)
+        elif not workers and not self._divided_values:  # no module has run yet
+            self._time(work, segment)
+            found = self._plans(work, {})
+            self._divided_values = found[0].name != ALL_ON_ONE or found[0].excess > 0
+            if self._divided_values:
+                _tell(found)
         self._ids.update((module, workers[path]) for module, path in work.paths.items() if path)
 
     def _plans(self, work: Work, known: dict[str, int]) -> list[Plan]:
@@ -257,15 +300,20 @@ class PlacingExecutor(SpreadExecutor):
         """Say how long the records take on each worker, if that is known."""
         if machine.timing is None:
             return
-        if self._machines is None:
-            self._start()
-            self._machines = [
-                found if "set_num_threads" in each._kept_there else found._replace(threads=torch.get_num_threads())
-                for each in self.executors
-                for found in (each.machine(),)
-            ]
+        self._machines = self._machines or self._found_machines()
         with quiet():
-            work.computing = machine.timing(_divided.calls(segment), self._machines, on_one(work).memory[0])
+            calls = _divided.calls(segment)
+            work.computing = machine.timing(calls, self._machines, on_one(work).memory[0])
+        if work.computing is not None:
+            work.computing = work.computing.longer(len(work.records) - len(calls))
+
+    def _found_machines(self) -> list[machine.Machine]:
+        self._start()
+        return [
+            found if "set_num_threads" in each._kept_there else found._replace(threads=torch.get_num_threads())
+            for each in self.executors
+            for found in (each.machine(),)
+        ]
 
     def _link(self) -> Costs:
         """What moves cost here, as some show that nobody needs otherwise: the least of several."""
@@ -288,8 +336,10 @@ class PlacingExecutor(SpreadExecutor):
         if before != now:  # with what else is wanted from there
             self.executors[before]._ask("get_state", 0, answer=state.append)
         elsewhere = {m.untyped_storage()._cdata: m for m in given if m not in there._mirrors}
-        wholes = self._brought([m for m in elsewhere.values() if m not in self._waiting._mirrors], there)
         alone = part.moving.union(encoded.written)
+        there_now = {key: m for key, m in elsewhere.items() if m not in self._waiting._mirrors}
+        sliced, wholes = self._sliced(encoded, there_now, there, alone)
+        wholes.update(self._brought([m for key, m in there_now.items() if key not in sliced], there))
         moving = {m.untyped_storage()._cdata for m, root in zip(given, roots, strict=True) if root in alone}
         moving |= elsewhere.keys() - wholes.keys()
         self._settle([m for m in given if m.untyped_storage()._cdata in moving], there)
@@ -298,7 +348,32 @@ class PlacingExecutor(SpreadExecutor):
                 self.executors[before]._exchange()
             there.set_generator_state(0, plain_bytes(state[0]))
             self._generator = now
-        return [m if m in there._mirrors else _on(wholes[m.untyped_storage()._cdata], m) for m in given]
+        shift(encoded, sliced)
+
+        def read(mirror: torch.Tensor) -> torch.Tensor:
+            key = mirror.untyped_storage()._cdata
+            return sliced[key].of(wholes[key], mirror) if key in sliced else _on(wholes[key], mirror)
+
+        return [m if m in there._mirrors else read(m) for m in given]
+
+    def _sliced(
+        self, encoded: Encoded, values: dict[int, torch.Tensor], there: RemoteExecutor, alone: Collection[int]
+    ) -> tuple[dict[int, Slice], dict[int, torch.Tensor]]:
+        """Of what a part reads a little of: that, and copies there of it, by storage. They last as long as the part."""
+        if self._part is None or self._part.shared or around_segments.keeper is not None:
+            return {}, {}  # what other workers run, too, or a cache names, is as it was recorded
+        worker = self.executors.index(there)
+        owners: dict[Any, dict[int, Slice]] = {}
+        for key, found in slices(encoded, values.keys(), alone).items():
+            owner = self.owner(values[key])
+            if worker not in self._copies.of(values[key], owner):
+                owners.setdefault(owner, {})[key] = found
+        copies: dict[int, torch.Tensor] = {}
+        for owner, parts in owners.items():
+            mirrors = [found.part for found in parts.values()]
+            self.moves[self.executors.index(owner), worker] += sum(mirror.numel() for mirror in mirrors)
+            copies.update(zip(parts, there.adopt(owner.fetch(mirrors)), strict=True))
+        return {key: found for parts in owners.values() for key, found in parts.items()}, copies
 
     def changes(self, there: RemoteExecutor, number: int) -> None:
         self._copies.end_of(there, number)

@@ -10,6 +10,7 @@ import numpy as np
 
 from .division import GENERATOR, GENERATOR_BYTES, Division, divided
 from .homes import Record
+from .repeated import Repeatable
 from .run_time import Computing, Costs, end_of
 
 __all__ = [
@@ -28,7 +29,7 @@ class Work:
     optimizers; stays: see `Segment.facts`; generator: the worker that has it; limits, held: bytes that each worker may
     have, and that it has in storages that the segment does not touch; copies: the workers that have one, besides the
     home of a storage; computing: None where that is not known; coming: do its modules get workers, to which what is
-    elsewhere comes?
+    elsewhere comes? repeatable: the records that may run on several workers.
     """
 
     records: Sequence[Record]
@@ -43,6 +44,7 @@ class Work:
     computing: Computing | None = None
     copies: Mapping[int, Collection[int]] = field(default_factory=dict)
     coming: bool = False
+    repeatable: Repeatable | None = None
 
     @cached_property
     def sizes(self) -> dict[int, int]:
@@ -75,6 +77,7 @@ class Plan:
     """``workers``: worker by module path. The rest is what one run of the segment costs: bytes and messages that move,
     the seconds that it takes (moves_only: only for what moves), and the most bytes that each worker has at a time;
     replicas: bytes of copies, by worker, of what is there before a module runs, such as weights that several read;
+    again: bytes that workers compute for themselves, by worker, because others compute them, too;
     cost: seconds by usual speeds, by which plans are compared, so that each run has the same; None: ``seconds``.
     """
 
@@ -88,6 +91,7 @@ class Plan:
     moves_only: bool = True
     replicas: Mapping[int, int] = field(default_factory=dict)
     cost: float | None = None
+    again: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def used(self) -> int:
@@ -143,7 +147,17 @@ def divided_as(work: Work, ids: Mapping[int, int], otherwise: int | None = None)
             rooms[home] -= work.nbytes[slot] + work.grows.get(slot, 0)
         rest = roomiest(rooms) if otherwise is None else lambda sizes: [otherwise] * len(sizes)
         division = divided(
-            work.records, work.homes, ids, work.generator, rest, copies, work.stays, work.sizes, rooms, work.coming
+            work.records,
+            work.homes,
+            ids,
+            work.generator,
+            rest,
+            copies,
+            work.stays,
+            work.sizes,
+            rooms,
+            work.coming,
+            work.repeatable,
         )
         most = memory_of(work, division, work.homes, len(work.limits), len(work.records)).max(axis=1, initial=0)
         needs = [int(need) + held for need, held in zip(most, work.held, strict=True)]
@@ -180,6 +194,11 @@ def priced(
     replicas: dict[int, int] = {}
     for slot, to in sorted(copied):
         replicas[to] = replicas.get(to, 0) + work.sizes[slot]
+    again: dict[int, int] = {}
+    for part in division.parts:
+        if part.again is not None:
+            made = [nbytes for k in part.positions for _slot, nbytes in work.records[k][7]]
+            again[part.worker] = again.get(part.worker, 0) + sum(made)
     cost = seconds(usual or costs, known and (known.usual or known))
     return Plan(
         name,
@@ -192,6 +211,7 @@ def priced(
         known is None,
         replicas,
         cost,
+        again,
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .division import Part
 
@@ -52,6 +52,13 @@ class Computing:
     divided: float = 0.0
     part: float = 0.0
     usual: Computing | None = None
+
+    def longer(self, more: int) -> Computing:
+        """The same, and so many records more, of which nobody knows how long they take."""
+        if not more:
+            return self
+        seconds = [[*each, *[0.0] * more] for each in self.seconds]
+        return replace(self, seconds=seconds, usual=self.usual and self.usual.longer(more))
 
 
 def end_of(parts: Sequence[Part], sizes: Mapping[int, int], costs: Costs, computing: Computing) -> float:

@@ -63,7 +63,7 @@ class SentSegments:
     def changes(self, encoded: Encoded) -> tuple[bytes, bytes]:
         """Which of the plan's numbers are others than when this was last asked, and what they are now."""
         plan = self._plans[encoded.structure]
-        now = np.frombuffer(encoded.numbers, np.int64)
+        now = np.frombuffer(encoded.numbers, np.int64).copy()  # which another worker may use with other storages
         changed = np.flatnonzero(now != plan.numbers)
         plan.numbers = now
         return changed.astype(np.uint32).tobytes(), now[changed].tobytes()

@@ -114,6 +114,8 @@ class Speculation:
             return None
         guess = guesses[0]
         if as_before and guess.reply is not None and guess.run.plan is plan and guess.run.numbers.tobytes() == numbers:
+            for number, data in guess.values.items():
+                self._executor._known.put(number, data)
             return guess
         self._forget()
         return None
@@ -129,13 +131,6 @@ class Speculation:
             self._steps = min(2 * self._steps, _AHEAD)
             self._patience = _PATIENCE
         self.ran(guess.run)
-
-    def learn(self, guess: Guess) -> None:
-        """Its small values are those of the program's tensors now."""
-        known = self._executor._known
-        for number, data in guess.values.items():
-            if number not in known:
-                known.put(number, data)
 
     def ran(self, run: Run) -> None:
         """It has been asked for, or was guessed right."""

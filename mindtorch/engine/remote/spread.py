@@ -105,6 +105,9 @@ class SpreadExecutor(Executor):
         self._settle(given, there)
         return given
 
+    def has_run(self, there: RemoteExecutor, encoded: Encoded, made: dict[int, torch.Tensor]) -> None:
+        """``there`` was told to run a segment; made: what stands for its results, by slot."""
+
     def changes(self, there: RemoteExecutor, number: int) -> None:
         """A storage that ``there`` has is no more, or may have other contents."""
 

@@ -32,7 +32,8 @@ from mindtorch.engine.record import handlers, unwrapping
 
 _torch_next: Callable[..., Any] | None = None
 _held = Patches(yields=True)
-_optimizers: dict[int, "weakref.ref[torch.optim.Optimizer]"] = {}  # by address
+_optimizers: dict[int, "weakref.ref[torch.optim.Optimizer]"] = {}  # those that stepped, by address
+_constructed: dict[int, "weakref.ref[torch.optim.Optimizer]"] = {}  # all of torch's, stepped or not
 _twice = 0  # backward passes so far that kept a graph of their own
 #: Called with each optimizer that was not met yet, before its first step.
 listeners: list[Callable[[torch.optim.Optimizer], None]] = []
@@ -159,6 +160,8 @@ def _new_kind(kind: Any, **options: Any) -> None:
 @functools.wraps(_torch_hook_steps)
 def _hook_steps(self: torch.optim.Optimizer) -> None:
     """torch's own, which makes the classes' steps call hooks; and end when they raise."""
+    key = id(self)
+    _constructed[key] = weakref.ref(self, lambda _: _constructed.pop(key, None))
     for kind in type(self).__mro__:
         _put_back(kind, _unhooked)
     _torch_hook_steps(self)
@@ -235,11 +238,17 @@ def unpatch() -> None:
             if (kind := ref()) is not None:
                 _put_back(kind, held)
     _optimizers.clear()
+    _constructed.clear()
 
 
 def optimizers() -> list[torch.optim.Optimizer]:
     """Those that stepped and are alive."""
     return [optimizer for ref in list(_optimizers.values()) if (optimizer := ref()) is not None]
+
+
+def constructed() -> list[torch.optim.Optimizer]:
+    """Those that were made while steps were hooked and are alive, whether they have stepped or not."""
+    return [optimizer for ref in list(_constructed.values()) if (optimizer := ref()) is not None]
 
 
 def stepper(number: int) -> torch.optim.Optimizer | None:

@@ -126,7 +126,7 @@ def _intercepted(work: Callable[[], None], collector: CollectingMode) -> Cost:
         start = time.perf_counter_ns()
         work()
         total = time.perf_counter_ns() - start
-        rows, overhead, _, _ = collector.split(0)
+        rows, overhead, *_ = collector.split(0)
         inside = sum(row[5] for row in rows if row[0])
         found.append(Cost(total, inside, overhead, sum(row[4] for row in rows if row[0])))
     return min(found)

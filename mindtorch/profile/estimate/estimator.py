@@ -55,7 +55,7 @@ from mindtorch.profile.estimate.accelerator import Accelerator
 from mindtorch.profile.estimate.distinct_calls import DistinctCalls
 from mindtorch.profile.estimate.estimating import estimating
 from mindtorch.profile.estimate.host_time import HostTime, reading, reads_of
-from mindtorch.profile.estimate.memory_timeline import WITH_GRADIENTS, MemoryTimeline
+from mindtorch.profile.estimate.memory_timeline import WITH_GRADIENTS, MemoryTimeline, module_calls
 from mindtorch.profile.estimate.on_host import OnHost
 from mindtorch.profile.estimate.sampled_calls import SamplingEstimate
 from mindtorch.profile.measure import peak
@@ -304,8 +304,7 @@ class Estimator(Run):
     def _sum_up(self, found: MemoryTimeline, stage: str, reads: Any) -> None:
         stretches, at = self._stretches[stage], self._ops_at[stage]
         calls = np.concatenate([found.calls[first:last] for first, last in stretches])
-        entered = calls[(calls["phase"] & ledger.ENTERED) != 0]["module"]
-        entries = {int(m): int(n) for m, n in zip(*np.unique(entered, return_counts=True), strict=True)}
+        entries = module_calls(calls)
         rows, launched = self._times(found, at, reads)
         if self._how is not None:
             in_workers = self._calls.numbers(found.calls[at][(self._how[at] & data_loading.BESIDE) != 0])
@@ -318,7 +317,7 @@ class Estimator(Run):
         peak_bytes = max(found.peak(first, last) for first, last in stretches)
         by_line = reads_of(self.marks, self.iterations.began, stretches)
         self.stages[stage] = Stage(
-            rows, 0, entries, peak_bytes, Places(len(at)), reads=by_line, launched=launched, repeated=repeated
+            rows, 0, *entries, peak_bytes, Places(len(at)), reads=by_line, launched=launched, repeated=repeated
         )
         self.peaks = found.peaks_by("module", stretches)
         by_phase = found.peaks_by("phase", stretches)

@@ -181,3 +181,12 @@ def op_name(sig: int) -> str:
         return ""
     named = ledger.named(sig)
     return str(_core.sig_info(sig).name if named is None else named.partition(" ")[0])
+
+
+def module_calls(calls: Any) -> tuple[dict[int, int], dict[int, int]]:
+    """{path id of a module: how often it was called}, and the same without gradients, in no step of a generation."""
+    entered = calls[(calls["phase"] & ledger.ENTERED) != 0]
+    inference = np.isin(entered["phase"] & (ledger.ENTERED - 1), (context.CANDIDATE, context.INFERENCE))
+    counted = (np.unique(of["module"], return_counts=True) for of in (entered, entered[inference]))
+    entries, without = (dict(zip(modules.tolist(), times.tolist(), strict=True)) for modules, times in counted)
+    return entries, without

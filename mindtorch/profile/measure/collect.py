@@ -309,7 +309,7 @@ class Profiler(Run):
             self._held[stage] = peak.Held(balance, self.kept.at_peak())
         places = Places(collector.plain_ops, collector.lazy_ops, collector.lazy_runs, collector.lazy_devices)
         peaks, phase_peaks = balance.module_peaks(), [balance.phase_peak(i) for i in range(len(context.PHASES))]
-        rows, overhead, entries, most = collector.split(at)
+        rows, overhead, most, entries, inference = collector.split(at)
         behind = self.devices.behind(overhead)
         rows, overhead = rows + behind, overhead - sum(row[5] for row in behind)
         self._overhead += overhead
@@ -322,7 +322,7 @@ class Profiler(Run):
         if known is None:
             if stage == furthest([*self.stages, stage]):  # what is announced as "init" may also end the run
                 self.peaks, self.phase_peaks = peaks, phase_peaks
-            self.stages[stage] = Stage(rows, overhead, entries, most, places, labels, waits)
+            self.stages[stage] = Stage(rows, overhead, entries, inference, most, places, labels, waits)
             return
         if stage == max(self.stages, key=STAGES.index):  # peaks are those of the stage that is reported
             self.peaks = {path: max(peaks.get(path, 0), self.peaks.get(path, 0)) for path in {**self.peaks, **peaks}}
@@ -330,7 +330,8 @@ class Profiler(Run):
         self.stages[stage] = Stage(
             known.rows + rows,
             known.overhead_ns + overhead,
-            {path: known.entries.get(path, 0) + entries.get(path, 0) for path in {**known.entries, **entries}},
+            Counter(known.entries) + Counter(entries),
+            Counter(known.inference) + Counter(inference),
             max(known.peak_bytes, most),
             known.places.plus(places),
             {**known.labels, **{n: known.labels[n].plus(x) if n in known.labels else x for n, x in labels.items()}},

@@ -84,11 +84,11 @@ def _rows(seen: Recording, rows: Sequence[Row], forecast: Forecast | None, parts
 
 
 def _calls(seen: Recording, parts: Parts, module: int, part: str) -> int | None:
-    """How often a module was called; None where its calls are those of what it holds, or not all of them are it."""
-    with_gradients = part == INFERENCE or tuple(context.module_path(module).split(".")) in parts.alone
-    if with_gradients and module in parts.trained:
-        return None
-    return seen.stages[seen.reached].entries.get(module) or None
+    """How often a module was called, of a module that is trained, too: without gradients; None where its calls are
+    those of what it holds."""
+    stage = seen.stages[seen.reached]
+    alone = part == INFERENCE or tuple(context.module_path(module).split(".")) in parts.alone
+    return (stage.inference if alone and module in parts.trained else stage.entries).get(module) or None
 
 
 class _Parted:

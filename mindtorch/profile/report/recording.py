@@ -101,6 +101,7 @@ class Stage:
     rows: Any  # as `rows.as_table` takes them
     overhead_ns: int  # spent recording, and in no row
     entries: dict[int, int]  # path id of a module -> how often it was called
+    inference: dict[int, int]  # of these, without gradients, in no step of a generation
     peak_bytes: int  # the most bytes live
     places: Places
     labels: dict[str, Label] = field(default_factory=dict)

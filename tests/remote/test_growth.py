@@ -1,0 +1,230 @@
+"""R5: what a plan counts before it has run: gradients and states of optimizers, modules that come later."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mindtorch
+from mindtorch.engine.remote import growth, placing
+from mindtorch.engine.remote.placing import PlacingExecutor
+from mindtorch.engine.remote.pricing import Plan
+
+from ..executors import using
+from .test_placing import DEVICE, over, same
+
+pytestmark = pytest.mark.usefixtures("nothing_pending")
+
+WIDTH, LAYERS = 64, 4
+WEIGHTS = LAYERS * WIDTH * (WIDTH + 1) * 4  # bytes
+PLAY = 60_000  # bytes of what a step makes besides: less than one state of all weights
+
+
+@pytest.fixture
+def told() -> Iterator[list[list[Plan]]]:
+    """The plans that are told, as they are."""
+    found: list[list[Plan]] = []
+    before = placing.tell(found.append)
+    yield found
+    placing.tell(*before)
+
+
+def layers() -> nn.Module:
+    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
+
+
+OPTIMIZERS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], int]] = {
+    "sgd": (lambda p: torch.optim.SGD(p, lr=0.01), 0),
+    "momentum": (lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9), 1),
+    "adagrad": (lambda p: torch.optim.Adagrad(p, lr=0.01), 1),
+    "rmsprop": (lambda p: torch.optim.RMSprop(p, lr=0.01, centered=True, momentum=0.9), 3),
+    "adam": (lambda p: torch.optim.Adam(p, lr=0.01), 2),
+    "amsgrad": (lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True), 3),
+    "nadam": (lambda p: torch.optim.NAdam(p, lr=0.01), 2),
+    "radam": (lambda p: torch.optim.RAdam(p, lr=0.01), 2),
+    "adamax": (lambda p: torch.optim.Adamax(p, lr=0.01), 2),
+    "adadelta": (lambda p: torch.optim.Adadelta(p, lr=0.01), 2),
+    "rprop": (lambda p: torch.optim.Rprop(p, lr=0.01), 2),
+    "asgd": (lambda p: torch.optim.ASGD(p, lr=0.01), 1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_R5_the_states_that_an_optimizer_will_keep_are_known_before_its_first_step(name: str) -> None:
+    """As many of a parameter's size as it has after that."""
+    make, states = OPTIMIZERS[name]
+    weight = nn.Parameter(torch.ones(WIDTH, WIDTH, device=DEVICE))
+    optimizer = make([weight])
+    slot = next(iter(growth.states()))
+    assert growth.states()[slot] == states <= growth.MOST
+    weight.square().sum().backward()
+    optimizer.step()
+    kept = [t for t in optimizer.state[weight].values() if isinstance(t, torch.Tensor) and t.shape == weight.shape]
+    assert len(kept) == states
+
+
+def test_R5_an_optimizer_that_nobody_knows_counts_as_adam() -> None:
+    class Own(torch.optim.SGD):
+        pass
+
+    weight = nn.Parameter(torch.ones(2, device=DEVICE))
+    optimizer = Own([weight], lr=0.1)
+    assert growth.states() == {} and growth.of_phases([]) == (1, 2)
+    del optimizer
+
+
+@pytest.mark.parametrize(("name", "times"), [("sgd", 2), ("momentum", 3), ("adam", 4), ("amsgrad", 5)])
+@pytest.mark.parametrize("enough", [False, True])
+def test_R5_a_model_is_divided_where_its_own_optimizer_needs_that(
+    name: str, times: int, enough: bool, told: list[list[Plan]]
+) -> None:
+    """Its weights, gradients and states fit on one worker, or do not; the first value is read before the backward."""
+
+    def program(device: str) -> Any:
+        model, x = layers().to(device), torch.rand(4, WIDTH).to(device)
+        optimizer, out = OPTIMIZERS[name][0](model.parameters()), []
+        for _ in range(2):
+            loss = model(x).square().mean()
+            out.append(loss.item())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return out, list(model.parameters())
+
+    with using(over(4, times * WEIGHTS + (PLAY if enough else -PLAY // 4))) as executor:
+        same(program)
+        assert (executor._workers is None) is enough
+    assert [plans[0].excess for plans in told] == ([] if enough else [0])
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_R5_integers_come_to_need_no_gradients(made: bool) -> None:
+    """made: in the segment that reads them; else they were there before."""
+    with using(over(2, 100_000)) as executor:
+        ids = torch.arange(4000, device=DEVICE) % 10  # 32,000 bytes, which fit three times, and not four times
+        if not made:
+            ids.sum().item()
+        net = nn.Embedding(10, 4).to(DEVICE)
+        net(ids[:5]).sum().item()
+        assert executor._workers is None
+        del ids, net
+
+
+# ---- modules that come later -----------------------------------------------------------------------------------------
+class Expert(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down, self.drop = nn.Linear(width, 2 * width), nn.Linear(2 * width, width), nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.drop(self.down(self.up(x).relu()))
+
+
+class Routed(nn.Module):
+    """Asks for the rows of each expert, in the middle of its forward."""
+
+    def __init__(self, width: int, experts: int) -> None:
+        super().__init__()
+        self.route = nn.Linear(width, experts)
+        self.experts = nn.ModuleList(Expert(width) for _ in range(experts))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        best, y = self.route(x).argmax(-1), torch.zeros_like(x)
+        for k, expert in enumerate(self.experts):
+            rows = (best == k).nonzero().flatten()
+            if rows.numel():
+                y = y.index_add(0, rows, expert(x[rows]))
+        return x + y
+
+
+class Mixture(nn.Module):
+    def __init__(self, width: int = 32, layers: int = 4, experts: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Routed(width, experts) for _ in range(layers))
+        self.head = nn.Linear(width, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+MIXTURE = sum(p.numel() * 4 for p in Mixture().parameters())
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("made", [False, True])
+def test_R5_a_model_that_reads_in_its_forward_is_planned_as_a_whole(
+    trains: bool, made: bool, told: list[list[Plan]]
+) -> None:
+    """Pieces were planned one by one, as far as the program had come: five tables, and as many workers as came to
+    mind. made: on the device; else it is uploaded."""
+
+    def program(device: str) -> Any:
+        with torch.device(device if made else "cpu"):
+            model, x = Mixture(), torch.rand(16, 32)
+        model, x = model.to(device), x.to(device)
+        torch.manual_seed(7)  # what was drawn until here may have been drawn on the CPU
+        optimizer, out = torch.optim.SGD(model.parameters(), lr=0.1), []
+        for _ in range(3):
+            with torch.set_grad_enabled(trains):
+                loss = model(x).square().mean()
+            if trains:
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            out.append(loss.item())
+        return out, list(model.parameters())
+
+    limit = int(MIXTURE / 1.2 if trains else MIXTURE / 2.5)
+    with using(over(4, limit)) as executor:
+        same(program)
+        assert [executor._held(each) <= limit for each in executor.executors] == [True] * 4
+        modules = [name for name, part in Mixture().named_modules() if not isinstance(part, nn.ModuleList)]
+        assert executor._workers is not None
+        assert {path.removeprefix("Mixture").lstrip(".") for path in executor._workers} == set(modules)
+    (plans,) = told
+    assert plans[0].excess == 0 and plans[0].used > 1
+    gc.collect()
+    mindtorch.flush("test")
+
+
+def test_R5_what_was_planned_ahead_comes_to_its_module_once() -> None:
+    """The weights were on the first worker, from before; evaluations that follow move only what layers give others."""
+    with using(over(4, int(MIXTURE * 1.5))) as executor, torch.no_grad():
+        model, x = Mixture().to(DEVICE), torch.rand(16, 32).to(DEVICE)
+        model(x).sum().item()
+        sum(p.sum() for p in model.parameters()).item()  # of experts that have not run, too
+        assert executor._workers is None and executor._held(executor.executors[0]) >= MIXTURE
+        other = torch.ones(MIXTURE // 4, device=DEVICE)  # what is left of the room is not enough for both
+        assert other.sum().item() == MIXTURE // 4
+        model(x).sum().item()
+        assert executor._workers is not None
+        before = sum(executor.moves.values())
+        model(x).sum().item()
+        assert sum(executor.moves.values()) - before < MIXTURE // 8
+        del model, x, other
+
+
+def test_R5_a_program_that_is_over_with_a_model_plans_nothing_ahead() -> None:
+    """Modules that it holds and did not call are no part of the plan."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = layers(), nn.Linear(WIDTH, 40 * WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x)
+
+    with using(over(2, WEIGHTS)) as executor, torch.no_grad():
+        model, x = Two().to(DEVICE), torch.rand(4, WIDTH).to(DEVICE)
+        model(x).sum().item()
+        assert isinstance(executor, PlacingExecutor) and executor._workers is not None
+        assert not any("unused" in path for path in executor._workers)
+        del model, x
