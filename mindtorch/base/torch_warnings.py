@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from .._ext.guards import Held
 from . import PACKAGE
 
-__all__ = ["Caught", "listen", "relay", "say", "without_what_was_said"]
+__all__ = ["Caught", "as_from_python", "listen", "relay", "say", "without_what_was_said"]
 
 _OURS = PACKAGE + os.sep
 _torch = importlib.util.find_spec("torch")  # not imported: `genie devices` does without
@@ -142,6 +142,22 @@ def relay(found: Iterable[tuple[str, str]]) -> None:
         category = kind if isinstance(kind, type) and issubclass(kind, Warning) else UserWarning
         if (text, category) not in _said:
             warnings.warn(text, category, stacklevel=1)
+
+
+def as_from_python(run: Callable[[], Any]) -> Any:
+    """What ``run()`` gives, called within a function of torch's that Python calls: what C++ warns of is a warning of
+    Python's by the end. Where operators are called, it would be one later, or printed.
+    """
+    import torch
+
+    found: list[Any] = []
+
+    def within(zero: int) -> int:
+        found.append(run())
+        return zero
+
+    torch.zeros(1, dtype=torch.int64, device="cpu").apply_(within)
+    return found[0]
 
 
 def without_what_was_said() -> AbstractContextManager[Any]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from mindtorch.engine.remote import speculation
 from mindtorch.engine.remote.client import RemoteExecutor
 from mindtorch.engine.remote.loopback import LoopbackExecutor
 from mindtorch.engine.remote.pipe import PipeExecutor
+from mindtorch.engine.remote.worker import Worker
 
 from ..executors import using
 
@@ -35,3 +39,25 @@ def shared_pipe() -> PipeExecutor:
 def elsewhere(request: pytest.FixtureRequest, shared_pipe: PipeExecutor) -> Iterator[RemoteExecutor]:
     with using(LoopbackExecutor() if request.param == "loopback" else shared_pipe) as executor:
         yield executor
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each wait takes a second, however much comes with it: running ahead pays."""
+    monkeypatch.setattr(speculation, "clock", itertools.count().__next__)
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """Requests that workers did, in order."""
+    found: list[tuple] = []
+    for name in ("run", "speculate", "undo"):
+        does = getattr(Worker, name)
+
+        def do(self: Worker, *given: Any, does: Any = does, name: str = name) -> Any:
+            answer = does(self, *given)
+            found.append((name, given, answer))
+            return answer
+
+        monkeypatch.setattr(Worker, name, do)
+    return found

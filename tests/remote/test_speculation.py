@@ -24,28 +24,6 @@ LAZY = "remote_accelerator:0"
 Same = Callable[..., None]
 
 
-@pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each wait takes a second, however much comes with it: running ahead pays."""
-    monkeypatch.setattr(speculation, "clock", itertools.count().__next__)
-
-
-@pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
-    """Requests that workers did, in order."""
-    found: list[tuple] = []
-    for name in ("run", "speculate", "undo"):
-        does = getattr(Worker, name)
-
-        def do(self: Worker, *given: Any, does: Any = does, name: str = name) -> Any:
-            answer = does(self, *given)
-            found.append((name, given, answer))
-            return answer
-
-        monkeypatch.setattr(Worker, name, do)
-    return found
-
-
 def worker_of(executor: LoopbackExecutor) -> Worker:
     return executor._send.__self__  # type: ignore[attr-defined, no-any-return]
 

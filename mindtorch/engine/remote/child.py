@@ -11,9 +11,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from ..._ext.frames import Stream
+from ...base.torch_warnings import as_from_python
 from .set_aside import ENDED, SetAside, without_values
 from .wire import dumps
 from .worker import Worker
@@ -51,19 +50,6 @@ def _encoded(reply: list[Any], memory: SetAside) -> bytearray:
         return dumps(without_values(reply))
 
 
-class _Inside:
-    """``torch.neg(_Inside(run))`` is what ``run()`` gives. Within a call from Python what torch's C++ warns of is a
-    warning of Python's; where operators are called, as here, it would be printed.
-    """
-
-    def __init__(self, run: Callable[[], Any]) -> None:
-        self.run = run
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        return args[0].run()
-
-
 def serving(
     device: str, memory: SetAside, parcels: dict[int, bytes | bytearray | int] | None = None,
     folders: Sequence[str] = (),
@@ -78,7 +64,7 @@ def serving(
             try:
                 if worker is None:
                     worker = Worker(device, parcels, folders, memory)
-                reply = torch.neg(_Inside(functools.partial(worker.answers, message)))  # type: ignore[call-overload]
+                reply = as_from_python(functools.partial(worker.answers, message))
                 if said:
                     reply.append([(found.category.__name__, str(found.message)) for found in said])
                 return _encoded(reply, memory)

@@ -264,8 +264,11 @@ class Speculation:
         drawn = next((guess.run for guess in guesses if guess.run.plan.draws), None)
         if drawn is not None:
             self._executor._ask("undo", drawn.base)
-        for guess in guesses:
-            self._executor._mirrors.dead.extend(guess.run.base + k for k in guess.run.staying)
+        dead = self._executor._mirrors.dead
+        dead.extend(guess.run.base + k for guess in guesses for k in guess.run.staying)
+        if guesses:  # at once: what the program does instead may need the memory
+            self._executor._ask("free", dead[:])
+            dead.clear()
         self._guesses.clear()  # last: a signal handler may raise before, and then it is all done once more
         self.taken.clear()
         if not guesses:
