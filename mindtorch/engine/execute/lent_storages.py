@@ -92,7 +92,7 @@ def lend(contents: torch.UntypedStorage, of: torch.UntypedStorage, shared: bool)
 
 def check(_tensors: Sequence[Any] = (), _reason: str = "") -> None:
     """LazyTensorError if the program has written to something that was lent, once."""
-    for at, lent in list(_lent.items()):
+    for at, lent in _lent.copy().items():
         lent.left -= 1
         if lent.left > 0:
             continue
