@@ -61,6 +61,10 @@ NATIVE = (
         "scaled_dot_product_attention softmax"
     )
 )
+#: Python's calls come to other overloads, which take a number as it is; these round it to the tensors' type at first.
+_ROUNDING = frozenset(f"aten::{name}.Scalar" for name in "add add_ div div_ mul mul_ sub sub_".split())
+_WIDE = frozenset({torch.float32, torch.float64})  # types that are rounded to in the kernel, in any case
+_ANOTHER = 1 - 1 / 71  # times a float that is short in binary, one that is not
 MOST_BYTES = 1 << 22  # of all tensors: what is larger takes its time in the kernel
 BRIEF_BYTES = 1 << 14  # up to which a call keeps other threads waiting: some microseconds
 
@@ -197,6 +201,8 @@ def _proven(one: OneCall, tensors: list[torch.Tensor], floats: tuple[float, ...]
         return None  # it may divide by zero half way
     sizes = len(inputs), len(floats), len(expected), nbytes <= BRIEF_BYTES
     for overload in _overloads(info):
+        if overload.name() in _ROUNDING and any(each.dtype not in _WIDE for each in inputs if each.is_floating_point()):
+            continue
         twin = None
         if info.in_place is not None and not written:
             twin = _in_place(overload, args, kwargs, sizes, inputs, floats, expected[0])
@@ -207,8 +213,21 @@ def _proven(one: OneCall, tensors: list[torch.Tensor], floats: tuple[float, ...]
         other = _copied(inputs, written)
         results = call(other, floats)
         if results is not None and all(map(_same, (*results, *other), (*(expected if not written else ()), *changed))):
-            return call
+            return call if _is_right(call, one, inputs, tuple(each * _ANOTHER for each in floats)) else None
     return None
+
+
+def _is_right(call: NativeCall, one: OneCall, inputs: tuple[torch.Tensor, ...], floats: tuple[float, ...]) -> bool:
+    """Does it give what Python's call gives with these floats, too? A 0.5 is the same however it is rounded."""
+    if not floats:
+        return True
+    changed, other = _copied(inputs, one.written), _copied(inputs, one.written)
+    args, kwargs = one.filled_in(changed, floats)
+    expected = _results(one.info.call(*args, **kwargs))
+    results = call(other, floats)
+    return results is not None and all(
+        map(_same, (*results, *other), (*(expected if not one.written else ()), *changed))
+    )
 
 
 def _in_place(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: tuple[int, int, int, bool],
