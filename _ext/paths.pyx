@@ -239,6 +239,11 @@ def first_parameter(root):
     return found[0] if found else None
 
 
+cdef object _as_now(object table):
+    # TorchScript's modules have tables of their own, whose items are a list.
+    return table.copy() if isinstance(table, dict) else table
+
+
 def named_modules(root):
     """(name, module) of the module itself, its name empty, and all under it, each once, parents first."""
     cdef set seen = set()
@@ -253,7 +258,7 @@ def named_modules(root):
         children = module._modules
         if children:
             below = []
-            for child, held in children.copy().items():
+            for child, held in _as_now(children).items():
                 below.append((f"{name}.{child}" if name else child, held))
             todo.extend(reversed(below))
     return found
@@ -266,7 +271,7 @@ def named_tensors(root):
     cdef object kind, prefix, module, name, tensor
     for kind in ("_parameters", "_buffers"):
         for prefix, module in every:
-            for name, tensor in getattr(module, kind).copy().items():
+            for name, tensor in _as_now(getattr(module, kind)).items():
                 if tensor is not None and <uintptr_t> <PyObject *> tensor not in seen:
                     seen.add(<uintptr_t> <PyObject *> tensor)
                     found.append((f"{prefix}.{name}" if prefix else name, tensor))

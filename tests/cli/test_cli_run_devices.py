@@ -252,7 +252,7 @@ EXPLAINED = """
         print(loss.item(), end=" ")
         if torch.isnan(loss):
             print(norm.item())
-        x = x + 1
+        x += 1  # a step that writes is not run ahead
     print(norm.item())
 """
 

@@ -252,10 +252,15 @@ def test_L12_tables_forget_loose_modules_that_died():
 
 def test_L12_a_module_that_raises_while_it_is_looked_up():
     class Bad(torch.nn.Module):
-        def named_modules(self, *args, **kwargs):
-            raise ZeroDivisionError("mine")
+        looked_up = False
+
+        def __getattribute__(self, name):
+            if name == "_modules" and super().__getattribute__("looked_up"):
+                raise ZeroDivisionError("mine")
+            return super().__getattribute__(name)
 
         def forward(self, child):
+            type(self).looked_up = True
             return child(1)
 
     with pytest.raises(ZeroDivisionError, match="mine"):

@@ -11,6 +11,7 @@ import torch
 
 import mindtorch
 from mindtorch.engine.execute import LocalExecutor
+from mindtorch.engine.remote import speculation
 from mindtorch.engine.remote.client import RemoteExecutor
 from mindtorch.engine.remote.loopback import LoopbackExecutor
 from mindtorch.engine.remote.pipe import PipeExecutor
@@ -142,9 +143,10 @@ def test_R1_what_is_on_its_way_is_not_asked_for_again(
 
 
 def test_R1_tokens_that_two_tests_look_at_are_waited_for_once(
-    loopback: LoopbackExecutor, same_as_eager: Callable[..., None]
+    loopback: LoopbackExecutor, same_as_eager: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One is the program's own; the other's answer follows from tokens that came with the first one's."""
+    monkeypatch.setattr(speculation, "_ROOM", 0)  # nothing runs ahead
     waits: list[int] = []
 
     def program(device: str) -> object:

@@ -74,14 +74,15 @@ def test_R1_what_was_run_ahead_for_nothing_makes_room_before_the_program_goes_on
         held.append(len(self._storages))
         return runs(self, *given)
 
+    others = len(loopback._mirrors.alive)  # of tests before this one
     x = torch.ones(1000).to(LAZY)
     for _ in range(25):
         x = x * 0.9 + 0.5
         assert not x.sum() < 0
-    assert len(worker_of(loopback)._storages) > 5
+    assert len(worker_of(loopback)._storages) > others + 5
     monkeypatch.setattr(Worker, "run", run)
     assert (x + x.flip(0)).sum().item() > 0
-    assert held[0] <= 4, held
+    assert held[0] <= others + 4, held
 
 
 def test_R1_on_a_gpu_what_kernels_look_at_is_not_run_ahead(

@@ -308,12 +308,18 @@ def recomputed_path(module: torch.nn.Module, near: int) -> int:
     return 0
 
 
+def held_now(table: Any) -> list[tuple[str, Any]]:
+    """Name and value of what is in ``_modules``, ``_parameters`` or ``_buffers``, as it is now: another thread may put
+    more there. TorchScript's modules have tables of their own, which give a list."""
+    return list((table.copy() if isinstance(table, dict) else table).items())
+
+
 def walk(module: torch.nn.Module, path: int) -> list[tuple[torch.nn.Module, int]]:
     """Every module under `module`, each once, parents first, with its path id."""
     found = [(module, path)]
     seen = {id(module)}
     for parent, parent_path in found:
-        for name, child in parent._modules.copy().items():
+        for name, child in held_now(parent._modules):
             if child is not None and id(child) not in seen:
                 seen.add(id(child))
                 found.append((child, context.intern_path(parent_path, name, context.class_name(child))))

@@ -107,7 +107,7 @@ class ModelBook:
         found, there = [], {self._known(parameter) for parameter in owners.held(root)[0]}
         for module, module_path in modules.walk(root, path):
             own = []
-            for name, parameter in module._parameters.copy().items():
+            for name, parameter in modules.held_now(module._parameters):
                 if parameter is not None and not torch.nn.parameter.is_lazy(parameter):
                     elements = parameter.shape.numel()  # a property: methods of tensors of ours take a detour
                     before, size = noted.get((module_path, name), (0, 0))
