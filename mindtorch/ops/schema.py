@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-from .table import about
-
 
 def overloads(name: str) -> list[Any]:
     """Overloads that take tensors. TorchScript has others, for numbers only (``aten::add.int``)."""
@@ -18,6 +16,19 @@ def overloads(name: str) -> list[Any]:
         for o in (getattr(packet, o) for o in packet.overloads())
         if any("Tensor" in str(a.type) for a in o._schema.arguments)
     ]
+
+
+def tag(name: str) -> str:
+    """That of an op which torch's own tags and schemas tell all about; empty for others."""
+    packet = getattr(torch.ops.aten, name.removeprefix("aten::"), None) if name.startswith("aten::") else None
+    found = overloads(name) if isinstance(packet, torch._ops.OpOverloadPacket) else []
+    tags = {tag for overload in found for tag in overload.tags}
+    if torch.Tag.view_copy in tags:
+        return "data movement"
+    if torch.Tag.pointwise in tags:
+        return "elementwise"
+    makes = [o for o in found if not has_out(o) and torch._C._dispatch_has_kernel(o.name())]  # others are TorchScript's
+    return "view" if makes and all(map(is_view, makes)) else ""
 
 
 @functools.cache
@@ -93,6 +104,8 @@ def writes_told(overload: Any) -> list[int | str]:
 
 def writes(overload: Any) -> tuple[int | str, ...]:
     """The same, with what the schema does not tell of: running statistics and the like."""
+    from .table import about  # which asks for tags
+
     found = writes_told(overload)
     return (*found, *(w for w in about(overload._schema.name).writes if w not in found))
 
@@ -123,4 +136,6 @@ def may_copy(overload: Any) -> bool:
 
 def allocates(overload: Any) -> bool:
     """Does it give a tensor with memory of its own?"""
+    from .table import about
+
     return about(overload._schema.name).adopts or any(r.alias_info is None for r in overload._schema.returns)

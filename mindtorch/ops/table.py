@@ -1,11 +1,16 @@
 """The op table: every row, and the look-up by name.
 
-A new op is one new row in the file of its family.
+A new op is one new row in the file of its family. What torch's own tags and schemas tell all about has none: views,
+their copies, element-wise math.
 """
 
 from __future__ import annotations
 
-from .op_row import OpRow
+import functools
+
+from . import schema
+from .flop_rules import elementwise
+from .op_row import OpRow, op
 from .table_data import ROWS as _DATA
 from .table_math import ROWS as _MATH
 from .table_matrix import ROWS as _MATRIX
@@ -15,7 +20,6 @@ from .table_optim import ROWS as _OPTIM
 ROWS: tuple[OpRow, ...] = (*_MATRIX, *_NN, *_MATH, *_DATA, *_OPTIM)
 
 _BY_NAME: dict[str, OpRow] = {row.name: row for row in ROWS}
-
 
 #: What is known about an op without a row.
 _NOTHING = OpRow("", "other")
@@ -29,9 +33,17 @@ def about(name: str) -> OpRow:
 def row(name: str) -> OpRow | None:
     """The row of a normalized name (``aten::mm``); an in-place op (``aten::add_``) has that of the functional one.
 
-    None if the table does not know the op.
+    None if neither the table nor torch knows the op.
     """
     found = _BY_NAME.get(name)
     if found is None and name.endswith("_"):
         found = _BY_NAME.get(name[:-1])
-    return found
+    return _by_torch(name) if found is None else found
+
+
+@functools.cache
+def _by_torch(name: str) -> OpRow | None:
+    if name.endswith("_") and (found := _by_torch(name[:-1])) is not None:
+        return found
+    tag = schema.tag(name)
+    return op(name, tag, elementwise if tag == "elementwise" else None) if tag else None

@@ -13,14 +13,8 @@ ROWS: list[OpRow] = [
     *ops(
         "view",
         None,
-        "_conj _fw_primal _indices _make_dual _neg_view _reshape_alias _unpack_dual _values adjoint alias "
-        "as_strided broadcast_to ccol_indices chunk col_indices conj crow_indices detach diagonal dsplit expand "
-        "hsplit imag indices linalg_diagonal mH mT matrix_H moveaxis movedim narrow numpy_T permute positive ravel "
-        "real resolve_conj resolve_neg row_indices select slice slice_inverse split split_with_sizes squeeze "
-        "swapaxes swapdims t transpose unbind unflatten unfold unsqueeze values view view_as_complex view_as_real "
-        "vsplit atleast_1d atleast_2d atleast_3d unsafe_chunk unsafe_split unsafe_split_with_sizes _unsafe_view "
-        "_autocast_to_full_precision _autocast_to_reduced_precision _sparse_broadcast_to "
-        "_test_autograd_multiple_dispatch_view unflatten_dense_tensors _mkldnn_reshape _mkldnn_transpose",
+        "_unpack_dual positive atleast_1d atleast_2d atleast_3d unsafe_chunk unsafe_split unsafe_split_with_sizes "
+        "_unsafe_view unflatten_dense_tensors _mkldnn_reshape _mkldnn_transpose",
     ),
     *ops("view", None, "broadcast_tensors expand_as reshape_as view_as data", anywhere=True),
     *ops("view", None, "flatten reshape", may_copy=True),
@@ -92,14 +86,6 @@ ROWS: list[OpRow] = [
     op("nonzero", "data movement", cpu="scatter", sizes_from_values=True),
     op("resize_as", "data movement", bytes=moved.nothing, anywhere=True),
     op("_foreach_copy", "data movement", bytes=moved.AllBut(0), anywhere=True),
-    *ops(
-        "data movement",
-        None,
-        "_conj_copy _fw_primal_copy _indices_copy _make_dual_copy _neg_view_copy _reshape_alias_copy _values_copy "
-        "alias_copy as_strided_copy ccol_indices_copy col_indices_copy crow_indices_copy detach_copy expand_copy "
-        "indices_copy lift_fresh_copy permute_copy row_indices_copy squeeze_copy t_copy transpose_copy "
-        "unsqueeze_copy values_copy view_as_complex_copy view_as_real_copy view_copy",
-    ),
     *ops(
         "data movement",
         None,

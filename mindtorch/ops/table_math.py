@@ -19,15 +19,9 @@ ROWS: list[OpRow] = [
     *ops(
         "elementwise",
         elementwise,
-        "__ilshift__ __irshift__ __ixor__ __iand__ __ior__ __lshift__ __rshift__ __xor__ _add_relu "
-        "_conj_physical abs absolute add addcmul arccos arccosh arcsin arcsinh arctan arctan2 "
-        "arctanh bitwise_left_shift bitwise_not bitwise_right_shift bitwise_xor ceil clamp "
-        "clamp_max clamp_min clip conj_physical deg2rad fix floor fmax fmin frac frexp gcd greater "
-        "greater_equal hardshrink hardswish hypot i0 igamma igammac isclose isneginf isposinf "
-        "isreal lcm lerp less less_equal maximum minimum mul multiply mvlgamma nan_to_num neg "
-        "negative nextafter not_equal polygamma rad2deg round rrelu_with_noise_functional rsub sgn "
-        "sign signbit softshrink square sub subtract trunc outer ger "
-        "infinitely_differentiable_gelu_backward _masked_scale",
+        "__irshift__ __iand__ __ior__ _add_relu absolute arccos arccosh arcsin arcsinh arctan arctan2 arctanh fix "
+        "greater greater_equal hardswish isclose isreal less less_equal multiply negative not_equal "
+        "rrelu_with_noise_functional subtract outer ger infinitely_differentiable_gelu_backward _masked_scale",
     ),
     *ops("elementwise", elementwise, "_prelu_kernel prelu", layout=lay.like(0)),
     *ops("elementwise", elementwise, "copysign heaviside logaddexp2", layout=lay.element_wise),
@@ -57,30 +51,17 @@ ROWS: list[OpRow] = [
     *ops(
         "elementwise",
         elementwise,
-        "special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 "
-        "special_chebyshev_polynomial_t special_chebyshev_polynomial_u "
-        "special_chebyshev_polynomial_v special_chebyshev_polynomial_w special_digamma special_entr "
-        "special_erfc special_erfcx special_erfinv special_exp2 special_expit special_expm1 "
-        "special_gammainc special_gammaincc special_gammaln special_hermite_polynomial_h "
-        "special_hermite_polynomial_he special_i0 special_i0e special_i1 special_i1e "
-        "special_laguerre_polynomial_l special_legendre_polynomial_p special_log1p special_log_ndtr "
-        "special_logit special_modified_bessel_i0 special_modified_bessel_i1 "
-        "special_modified_bessel_k0 special_modified_bessel_k1 special_multigammaln special_ndtri "
-        "special_polygamma special_psi special_round special_scaled_modified_bessel_k0 "
-        "special_scaled_modified_bessel_k1 special_shifted_chebyshev_polynomial_t "
-        "special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v "
-        "special_shifted_chebyshev_polynomial_w special_sinc special_spherical_bessel_j0 "
-        "special_zeta",
+        "special_digamma special_erfc special_erfinv special_exp2 special_expit special_expm1 special_gammainc "
+        "special_gammaincc special_gammaln special_i0 special_log1p special_logit special_multigammaln "
+        "special_polygamma special_psi special_round special_sinc",
     ),
     *ops("elementwise", elementwise, "special_xlog1py special_xlogy", layout=lay.element_wise),
     *ops("elementwise", elementwise, "special_erf special_ndtr", cpu="erf"),
     *ops(
         "elementwise",
         elementwise,
-        "sigmoid_backward tanh_backward threshold_backward glu_jvp glu_backward_jvp "
-        "hardshrink_backward hardsigmoid_backward hardswish_backward hardtanh_backward "
-        "leaky_relu_backward log_sigmoid_backward logit_backward softshrink_backward "
-        "_prelu_kernel_backward",
+        "glu_jvp glu_backward_jvp hardshrink_backward hardsigmoid_backward hardswish_backward hardtanh_backward "
+        "leaky_relu_backward log_sigmoid_backward softshrink_backward _prelu_kernel_backward",
     ),
     op("rrelu_with_noise_backward", "elementwise", elementwise, layout=lay.noisy_backward),
     op("native_dropout_backward", "elementwise", elementwise, layout=lay.element_wise),

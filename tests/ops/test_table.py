@@ -11,6 +11,9 @@ import torch.nn.functional as F
 from mindtorch.base import torch_facts
 from mindtorch.base.torch_names import RELEASES
 from mindtorch.ops import ROWS, TAGS, op_name, row
+from mindtorch.ops.flop_rules import elementwise
+from mindtorch.ops.op_row import op
+from mindtorch.ops.schema import tag as tag_of
 
 #: Families that are deliberately without rows: their calls are listed as uncounted.
 OUTSIDE = (
@@ -102,6 +105,19 @@ def test_batch_norm_writes_its_statistics_unsaid():
     torch.ops.aten.native_batch_norm(torch.randn(4, 3), None, None, mean, var, True, 0.1, 1e-5)
     assert mean.abs().sum() > 0
     assert row("aten::native_batch_norm").writes == (3, 4)
+
+
+def test_C3_no_row_says_what_torch_says_alone():
+    told = [found.name for found in ROWS if (tag := tag_of(found.name))
+            and found == op(found.name, tag, elementwise if tag == "elementwise" else None)]  # fmt: skip
+    assert told == []
+    known = {"mul": "elementwise", "view": "view", "unbind": "view", "t_copy": "data movement"}
+    for name, tag in known.items():
+        found = row(f"aten::{name}")
+        assert not any(each.name == f"aten::{name}" for each in ROWS)
+        assert found.tag == tag
+    assert row("aten::mul_") is row("aten::mul") and row("aten::mul").flops is elementwise
+    assert row("aten::cuda") is row("mine::mul") is row("aten::view.name") is row("aten::name") is None
 
 
 def test_in_place_shares_the_row():
