@@ -189,9 +189,7 @@ def proven_call(one: OneCall, tensors: list[torch.Tensor], floats: tuple[float, 
 def _proven(one: OneCall, tensors: list[torch.Tensor], floats: tuple[float, ...], nbytes: int) -> NativeCall | None:
     info, filled_in, written = one
     inputs = tuple(tensors)
-    changed = _copied(inputs, written)
-    args, kwargs = filled_in(changed, floats)
-    expected = _results(info.call(*args, **kwargs))
+    changed, expected = _by_python(one, inputs, floats)
     nbytes += sum(each.nbytes for each in expected)
     if nbytes > MOST_BYTES or len(expected) > MOST_RESULTS:
         return None
@@ -210,20 +208,26 @@ def _proven(one: OneCall, tensors: list[torch.Tensor], floats: tuple[float, ...]
             call = _made(overload, args, kwargs, *sizes, twin)
         except Unsuited:
             continue
-        other = _copied(inputs, written)
-        results = call(other, floats)
-        if results is not None and all(map(_same, (*results, *other), (*(expected if not written else ()), *changed))):
-            return call if _is_right(call, one, inputs, tuple(each * _ANOTHER for each in floats)) else None
+        if _gives(call, one, inputs, floats, changed, expected):
+            # A 0.5 is the same however it is rounded: once more with floats that are not.
+            others = tuple(each * _ANOTHER for each in floats)
+            right = not floats or _gives(call, one, inputs, others, *_by_python(one, inputs, others))
+            return call if right else None
     return None
 
 
-def _is_right(call: NativeCall, one: OneCall, inputs: tuple[torch.Tensor, ...], floats: tuple[float, ...]) -> bool:
-    """Does it give what Python's call gives with these floats, too? A 0.5 is the same however it is rounded."""
-    if not floats:
-        return True
-    changed, other = _copied(inputs, one.written), _copied(inputs, one.written)
+def _by_python(one: OneCall, inputs: tuple[torch.Tensor, ...], floats: tuple[float, ...]
+               ) -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]:  # fmt: skip
+    """(the inputs when Python's call has run on copies of those that it writes, its results)"""
+    changed = _copied(inputs, one.written)
     args, kwargs = one.filled_in(changed, floats)
-    expected = _results(one.info.call(*args, **kwargs))
+    return changed, _results(one.info.call(*args, **kwargs))
+
+
+def _gives(call: NativeCall, one: OneCall, inputs: tuple[torch.Tensor, ...], floats: tuple[float, ...],
+           changed: tuple[torch.Tensor, ...], expected: list[torch.Tensor]) -> bool:  # fmt: skip
+    """Does it give, and write, what Python's call does?"""
+    other = _copied(inputs, one.written)
     results = call(other, floats)
     return results is not None and all(
         map(_same, (*results, *other), (*(expected if not one.written else ()), *changed))

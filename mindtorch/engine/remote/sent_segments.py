@@ -31,6 +31,12 @@ class Sent:
     def __init__(self, number: int, numbers: Any, exact: bool, draws: frozenset[int]) -> None:
         self.number, self.numbers, self.exact, self.draws = number, numbers, exact, draws
 
+    def change(self, now: Any) -> tuple[bytes, bytes]:
+        """Which numbers are others than they were, and what they are now, as a run tells them; they are these then."""
+        changed = np.flatnonzero(now != self.numbers)
+        self.numbers = now
+        return changed.astype(np.uint32).tobytes(), now[changed].tobytes()
+
 
 def is_float(dtype: torch.dtype) -> bool:
     """Are its numbers rounded, as complex ones are, too?"""
@@ -64,9 +70,7 @@ class SentSegments:
         """Which of the plan's numbers are others than when this was last asked, and what they are now."""
         plan = self._plans[encoded.structure]
         now = np.frombuffer(encoded.numbers, np.int64).copy()  # which another worker may use with other storages
-        changed = np.flatnonzero(now != plan.numbers)
-        plan.numbers = now
-        return changed.astype(np.uint32).tobytes(), now[changed].tobytes()
+        return plan.change(now)
 
     def forget(self) -> None:
         """Tell everything anew, the worker's having been told to forget it."""

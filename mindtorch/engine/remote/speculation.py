@@ -207,16 +207,18 @@ class Speculation:
         ahead = list(runs)
         guesses = []
         for k in range(1, steps * period + 1):
-            run = self._next(ahead)
-            if run is None:
+            comes = self._next(ahead)
+            if comes is None:
                 return 0
-            ahead.append(run)
-            guesses.append(Guess(run, ends=k % period == 0))
+            ahead.append(comes)
+            guesses.append(Guess(comes, ends=k % period == 0))
         entries: list[Entry] = []
         for guess in guesses:
-            entries.append((self._request(guess.run), self._answer(guess)))
-            if guess.run.small:
-                entries.append((("small", [guess.run.base + k for k in guess.run.small]), guess.learn))
+            run = guess.run
+            request = ("speculate", run.plan.number, run.base, *run.plan.change(run.numbers))
+            entries.append((request, self._answer(guess)))
+            if run.small:
+                entries.append((("small", [run.base + k for k in run.small]), guess.learn))
         self._any_right = False
         self._guesses.clear()
         self.taken.clear()
@@ -241,13 +243,6 @@ class Speculation:
         )
         run.step, run.sources = before.step, before.sources
         return run
-
-    def _request(self, run: Run) -> tuple:
-        changed = np.flatnonzero(run.numbers != run.plan.numbers)
-        run.plan.numbers = run.numbers
-        return (
-            "speculate", run.plan.number, run.base, changed.astype(np.uint32).tobytes(), run.numbers[changed].tobytes()
-        )  # fmt: skip
 
     def _answer(self, guess: Guess) -> Callable[[Any], None]:
         def answer(given: Any) -> None:

@@ -66,7 +66,7 @@ def _running() -> Iterator[tuple[torch.nn.Module, int]]:
         seen.add(id(module))
         if type(module).forward is not torch.nn.Module.forward:  # a list of modules never runs
             yield module, path
-        held = [(name, child) for name, child in module._modules.items() if child is not None]
+        held = [(name, child) for name, child in modules.held_now(module._modules) if child is not None]
         todo += [
             (child, _context.intern_path(path, name, _context.class_name(child))) for name, child in reversed(held)
         ]
