@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,28 +14,16 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
 import mindtorch
-from mindtorch._ext import replay
 from mindtorch.base import torch_facts
 from mindtorch.engine.passes import native
 from mindtorch.engine.record.arguments import tensors_in
+from tests.native import CAN, made, soon
 
 D = "remote_accelerator:0"
 
-pytestmark = pytest.mark.skipif(not torch_facts.native_calls_made(), reason="no calls without Python on this machine")
+pytestmark = [CAN, pytest.mark.usefixtures(soon.__name__)]
 
 AGAIN = 3  # runs, of which the first is looked at, and the others are made without Python
-
-
-@pytest.fixture(autouse=True)
-def _soon() -> Iterator[None]:
-    """Calls that have run twice are made without Python."""
-    before = replay.native_after(1)
-    yield
-    replay.native_after(before)
-
-
-def made() -> int:
-    return int(mindtorch.stats()["passes"].get("native calls", 0))
 
 
 def bits(t: torch.Tensor) -> bytes:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-import mindtorch
-from mindtorch._ext import replay
-from mindtorch.base import torch_facts
 from mindtorch.engine.passes import native
+from tests.native import CAN, made, soon
 
-pytestmark = pytest.mark.skipif(not torch_facts.native_calls_made(), reason="no calls without Python on this machine")
+pytestmark = [CAN, pytest.mark.usefixtures(soon.__name__)]
 
 LAZY = "remote_accelerator:0"
 TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64)
@@ -48,18 +46,6 @@ def values(short: bool, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor,
         return torch.zeros(4, 3).to(dtype), torch.full((4, 3), 0.5).to(dtype), 0.5
     x, y = torch.linspace(-2.9, 3.1, 12).view(4, 3), torch.linspace(0.13, 1.9, 12).view(4, 3)
     return x.to(dtype), y.to(dtype), 0.3470123
-
-
-@pytest.fixture(autouse=True)
-def _soon() -> Iterator[None]:
-    """Calls that have run twice are made without Python."""
-    before = replay.native_after(1)
-    yield
-    replay.native_after(before)
-
-
-def made() -> int:
-    return int(mindtorch.stats()["passes"].get("native calls", 0))
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

@@ -45,6 +45,15 @@ def summed(kind: str) -> list[Any]:
     return [*found, *[record([40 + k - 1 if k else 30, 30 + k], [(40 + k, 4)]) for k in WEIGHTS]]  # one after the other
 
 
+def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> float:
+    """The loss of a training step."""
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
 @pytest.mark.parametrize("kind", ["stack", "sum"])
 @pytest.mark.parametrize("rooms", [(400, 400, 400), (1000, 300, 300), (299, 299, 299, 299)])
 def test_R5_small_functions_of_large_storages_join_none_of_those(kind: str, rooms: tuple[int, ...]) -> None:
@@ -200,11 +209,7 @@ def test_R5_a_model_s_own_views_move_nothing() -> None:
             if k == 2 and device != "cpu":
                 executor.moves.clear()
                 executor.joined = 0
-            loss = model(x).square().mean()
-            step.zero_grad()
-            loss.backward()
-            step.step()
-            out.append(loss.item())
+            out.append(step_of(model, step, x))
         return out, list(model.parameters())
 
     with using(over(3, 1 << 20)) as executor:
@@ -227,11 +232,7 @@ def test_R5_what_was_read_before_the_first_call_comes_to_its_modules_and_stays_t
         for k in range(3):
             if k == 2 and device != "cpu":
                 executor.moves.clear()
-            loss = model(x).square().mean()
-            step.zero_grad()
-            loss.backward()
-            step.step()
-            out.append(loss.item())
+            out.append(step_of(model, step, x))
         return out, list(model.parameters())
 
     with using(over(3, 180_000)) as executor:  # it is read on one worker, and trained on several
