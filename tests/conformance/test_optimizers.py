@@ -114,7 +114,7 @@ def cases() -> Iterator[Any]:
                 yield pytest.param(info, {**given.kwargs, **impl}, next(turn), id=name)
 
 
-@pytest.mark.parametrize(("info", "given", "turn"), cases())
+@pytest.mark.parametrize(("info", "given", "turn"), list(cases()))
 def test_L7_optimizers_step_as_eager(
     info: Any, given: dict[str, Any], turn: int, same_as_eager: Same, pytestconfig: pytest.Config
 ) -> None:

@@ -40,7 +40,7 @@ from .replies import NEW_STORAGES, check_run
 from .sent_segments import SentSegments
 from .shared_storages import SharedStorages
 from .small_values import Known, Operands, comes_unasked
-from .speculation import HARMLESS, Speculation, described
+from .speculation import HARMLESS, MAKES, Speculation, described
 from .uploads import Uploads
 from .wire import WireError, dumps
 
@@ -87,7 +87,7 @@ class RemoteExecutor(Session, SharedStorages):
     # ---- messages ----------------------------------------------------------------------------------------------------
     def _ask(self, *request: Any, answer: Callable[[Any], None] | None = None, nbytes: int = 64) -> None:
         if request[0] not in HARMLESS:
-            self._speculation.other()
+            self._speculation.other(request[1] if request[0] in MAKES else None)
         super()._ask(*request, answer=answer, nbytes=nbytes)
 
     def _wait(self) -> None:
@@ -268,7 +268,7 @@ class RemoteExecutor(Session, SharedStorages):
             base = self._mirrors.fresh(encoded.n_outputs)
             positions, values = self._told.changes(encoded)
         else:
-            base = guess.run.base
+            base = guess.base
         written = [storages[root] for root in encoded.written if root in storages]
         for number in written:
             self._reads.forget(number)
@@ -327,10 +327,10 @@ class RemoteExecutor(Session, SharedStorages):
             segment.settle(made, [(self._line[-1].requests, [*settings, (request, answer)])])
         self._told_settings(settings)
         self._grown(32 + len(positions) + len(values))
-        if written or timed or self.among is not None:
-            self._speculation.other()
+        if timed or self.among is not None:
+            self._speculation.start_anew()
         else:
-            self._speculation.ran(described(plan, encoded, base, [n - base for n in self._small[n_small:]]))
+            self._speculation.ran(described(plan, encoded, base, self._small[n_small:], bool(written)))
         if timed:
             self._exchange()
         return made

@@ -170,7 +170,7 @@ class KeptValues:
         if executor.among is not None:
             executor.among.settle_written(encoded, executor)
         executor._reads.are_over()
-        executor._speculation.other()
+        executor._speculation.start_anew()
         base = executor._mirrors.fresh(encoded.n_outputs)
         requests: list[Entry] = []
         for (_slot, _root, ordinal, *_), kept in zip(encoded.kept, own):  # what is kept besides are views

@@ -1,20 +1,21 @@
-"""Runs that the program is likely to ask for next, sent along with a question: a loop that stops by a test (SPEC R1).
+"""Runs that the program is likely to ask for next, sent along with a question (SPEC R1).
 
-A loop over tokens reads at each step whether it is over, and the next step depends on nothing but the last. Where the
-last runs repeat, but for numbers that grow by the same amount each time and for the storages of the step before, the
-next ones are known before the program has recorded them: the worker runs them ahead, and its reply has their small
-values. What the program then records is compared with them, to the last number. If it is the same, it has run already;
-else they are forgotten: their storages are freed, and generators are as they were before them.
+A loop over tokens reads at each step whether it is over, and the next step depends on nothing but the last; a step of
+training reads its loss, and then the norm of its gradients. Where what is asked for repeats, but for numbers that grow
+by the same amount each time and for the storages of the step before, the next runs are known before the program has
+recorded them: the worker runs them ahead, and its reply has their small values. What the program then records is
+compared with them, to the last number. If it is the same, it has run already; else they are forgotten: their storages
+are freed, and generators are as they were before them.
 
-So they only make what nobody has yet. A run that writes to what is there before is not run ahead, nor what comes after
-an upload, a setting or a seed.
+So they only make what nobody has yet: nothing is run ahead of a run that writes to what is there, nor of an upload, a
+setting or a seed. These are part of what repeats.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,52 +28,72 @@ if TYPE_CHECKING:
     from .client import RemoteExecutor
     from .exchange import Entry
 
-__all__ = ["HARMLESS", "Guess", "Speculation"]
+__all__ = ["HARMLESS", "MAKES", "Guess", "Speculation"]
 
 #: Requests that change nothing of what a guess is about.
 HARMLESS = frozenset({"digest", "fetch", "free", "seen", "small", "speculate", "storage", "undo"})
 
-_PERIOD = 8  # runs in a step of a loop, at most
+#: Requests for a storage of a number.
+MAKES = frozenset({"copy", "file", "reserve", "upload"})
+
+_PERIOD = 16  # runs, and what is asked for between them, in a step of a loop, at most
 _AHEAD = 10  # steps that are run ahead, at most
 _ROOM = 64 << 20  # bytes of all outputs of these
 _LIKELY = 16  # steps after which a loop ends, where nothing else is known
+_OTHERS = 64  # storages of uploads between two runs that are told from each other
 _PATIENCE = 32  # runs that are watched after a guess that did not pay, the first time
+
+_NONE = np.empty(0, np.int64)
 
 clock = time.perf_counter
 
 
 class Run:
-    """What was asked for: a plan, the number of its first output's storage, and its numbers (see `encoder`).
+    """What was asked for: a plan, the numbers of the storages that it makes, and its own numbers (see `encoder`).
 
     n_given: how many of them are those of storages; staying: the outputs that keep their storages; small: those of
-    them that come unasked. step: how its numbers differ from those of the run one period before; sources: of the
-    storages that differ, {position: (runs back, output)}; both None where there is no such run, or nobody knows where
-    such a storage comes from.
+    them that come unasked; ahead: it writes to nothing that was there. ``plan`` is None of whatever is no run, such as
+    uploads.
+
+    repeats: is it as it was one period before, as that was to the one before it? step: how its numbers differ from
+    those; sources: of the storages that differ, {position: (runs back, output)}. waited: the program waited then;
+    alone: seconds of the last such waits with no guess.
     """
 
-    __slots__ = ("base", "n_given", "n_outputs", "nbytes", "numbers", "plan", "small", "sources", "staying", "step")
+    __slots__ = (
+        "ahead", "alone", "made", "n_given", "nbytes", "numbers", "plan", "repeats", "small", "sources", "staying",
+        "step", "waited",
+    )  # fmt: skip
 
     def __init__(
-        self, plan: Sent, base: int, numbers: np.ndarray, n_given: int, n_outputs: int, nbytes: int,
-        staying: list[int], small: list[int],
+        self, plan: Sent | None, made: Sequence[int], numbers: np.ndarray = _NONE, n_given: int = 0, nbytes: int = 0,
+        staying: Sequence[int] = (), small: Sequence[int] = (), ahead: bool = False,
     ) -> None:  # fmt: skip
-        self.plan, self.base, self.numbers, self.n_given = plan, base, numbers, n_given
-        self.n_outputs, self.nbytes, self.staying, self.small = n_outputs, nbytes, staying, small
+        self.plan, self.made, self.numbers, self.n_given, self.nbytes = plan, made, numbers, n_given, nbytes
+        self.staying, self.small, self.ahead = staying, small, ahead
+        self.repeats = self.waited = False
         self.step: np.ndarray | None = None
         self.sources: dict[int, tuple[int, int]] | None = None
+        self.alone: deque[float] = deque(maxlen=4)
+
+    def follows(self, before: Run) -> Run:
+        """The same, if it goes on as ``before``."""
+        self.step, self.sources, self.alone, self.repeats = before.step, before.sources, before.alone, before.repeats
+        return self
 
 
 class Guess:
-    """A run that was sent ahead. ends: a step, after which the program waited; reply: what the worker said of it;
+    """A run that was sent ahead. ends: the program is likely to wait after it; reply: what the worker said of it;
     values: its small values, by storage."""
 
     def __init__(self, run: Run, ends: bool) -> None:
-        self.run, self.ends = run, ends
+        assert isinstance(run.made, range)
+        self.run, self.ends, self.base = run, ends, run.made.start
         self.reply: Any = None
         self.values: dict[int, bytes] = {}
 
     def learn(self, given: list[bytes | None]) -> None:
-        numbers = [self.run.base + k for k in self.run.small]
+        numbers = [self.base + k for k in self.run.small]
         self.values = {number: data for number, data in zip(numbers, given, strict=True) if data is not None}
 
 
@@ -82,25 +103,34 @@ class Speculation:
     def __init__(self, executor: RemoteExecutor) -> None:
         self._executor = executor
         self.answered = 0  # waits that did not occur
-        self._runs: deque[Run] = deque(maxlen=2 * _PERIOD)
+        self._runs: list[Run] = []
         self._period = 0  # runs back to the one with the same plan
-        self._right = 0  # runs in a row that would have been guessed right
         self._guesses: deque[Guess] = deque()
         self.taken: list[Guess] = []  # the first of them, which are what the program has asked for
         self._steps = 1  # to run ahead the next time
-        self._alone: deque[float] = deque(maxlen=4)  # seconds of the last waits with no guess
+        self._seconds: deque[float] = deque(maxlen=3)  # that one took the last times; some are disturbed
         self._patience, self._rest = _PATIENCE, 0
         self._any_right = True  # of those that were sent the last time
 
     # ---- what the program asks for -----------------------------------------------------------------------------------
-    def other(self) -> None:
-        """Something else is asked for, which is not part of a loop."""
+    def other(self, number: int | None) -> None:
+        """Something that is no run is asked for, which makes a storage of this number."""
         self._forget()
-        self._start_anew()
+        last = self._runs[-1] if self._runs else None
+        if last is None or last.plan is not None or last.waited:
+            last = Run(None, ())
+            self.ran(last)
+        if number is not None and len(last.made) < _OTHERS:
+            last.made = (*last.made, number)
 
-    def _start_anew(self) -> None:
-        self._right = 0
+    def start_anew(self) -> None:
+        """Nothing of what was asked for tells of what comes."""
+        self._forget()
+        self._begin()
+
+    def _begin(self) -> None:
         self._runs.clear()
+        self._period = 0
 
     def take(self, plan: Sent, numbers: bytearray, as_before: bool) -> Guess | None:
         """The guess that is what the program asks for now; it is over once it is in `taken`. as_before: is what the
@@ -135,114 +165,157 @@ class Speculation:
     def ran(self, run: Run) -> None:
         """It has been asked for, or was guessed right."""
         runs = self._runs
-        period = next((k for k, before in enumerate(reversed(runs), 1) if before.plan is run.plan), 0)
-        if period != self._period:
-            self._period, self._right = period, 0
-            self._alone.clear()
-        right = False
-        if 0 < period <= _PERIOD:
-            before = runs[-period]
-            run.step = run.numbers[run.n_given :] - before.numbers[run.n_given :]
-            run.sources = self._sources(run, before)
-            right = (
-                run.sources is not None
-                and run.sources == before.sources
-                and before.step is not None
-                and np.array_equal(run.step, before.step)
-            )
-        self._right = self._right + 1 if right else 0
         runs.append(run)
+        if len(runs) > 4 * _PERIOD:
+            del runs[: 2 * _PERIOD]
+        if 0 < self._period < len(runs) and runs[-1 - self._period].plan is run.plan:
+            self._compare(len(runs) - 1)
+            return
+        longest = min(_PERIOD, len(runs) // 2)
+        self._period = next(
+            (k for k in range(1, longest + 1) if runs[-1 - k].plan is run.plan and self._has_period(k)), 0
+        )
+        for at in range(len(runs) - self._period, len(runs)):
+            self._compare(at)
 
-    def _sources(self, run: Run, before: Run) -> dict[int, tuple[int, int]] | None:
+    def _has_period(self, k: int) -> bool:
+        runs = self._runs
+        return all(runs[-n].plan is runs[-n - k].plan for n in range(2, k + 1))
+
+    def _compare(self, at: int) -> None:
+        """Does the run there repeat the one before it?"""
+        run, before = self._runs[at], self._runs[at - self._period]
+        run.alone = before.alone
+        if not run.ahead:
+            return
+        run.step = run.numbers[run.n_given :] - before.numbers[run.n_given :]
+        run.sources = self._sources(at)
+        run.repeats = (
+            run.sources is not None
+            and run.sources == before.sources
+            and before.step is not None
+            and np.array_equal(run.step, before.step)
+        )
+
+    def _sources(self, at: int) -> dict[int, tuple[int, int]] | None:
+        """Of each storage that differs: which run made it. None where that is not known."""
+        run, before = self._runs[at], self._runs[at - self._period]
         found = {}
-        for at in np.flatnonzero(run.numbers[: run.n_given] != before.numbers[: run.n_given]).tolist():
-            number = int(run.numbers[at])
-            source = _maker(self._runs, number)
-            if source is None:
+        for place in np.flatnonzero(run.numbers[: run.n_given] != before.numbers[: run.n_given]).tolist():
+            number = int(run.numbers[place])
+            for back in range(1, at + 1):
+                made = self._runs[at - back].made
+                if number in made:
+                    found[place] = back, made.index(number)
+                    break
+            else:
                 return None
-            found[at] = source
         return found
 
     # ---- guesses -----------------------------------------------------------------------------------------------------
     def wait(self, exchange: Callable[[], None]) -> None:
         """Send the next message, with guesses where they are likely to be right and to pay, and wait for the reply."""
+        last = self._runs[-1] if self._runs else None
+        if last is not None:
+            last.waited = True
         try:
-            steps = self._send()
+            ends = self._send()
         except BaseException:  # a signal handler's: the worker may not have what is known here of its plans
-            self._start_anew()
+            self._begin()
             self._executor._told.forget()
             raise
         began = clock()
         exchange()
         took = clock() - began
-        if not steps and self._period:
-            self._alone.append(took)
-        elif steps and self._alone:
-            self._weigh((took - min(self._alone)) / steps)
+        if ends:
+            alone = sum(min(run.alone) for run in ends) / len(ends)
+            assert last is not None
+            self._weigh(alone, (took - min(last.alone)) / len(ends))
+        elif last is not None and self._period:
+            last.alone.append(took)
 
-    def _weigh(self, step: float) -> None:
-        """A step takes so many seconds on the worker. What is run ahead of a loop's last test is for nothing."""
-        saved = min(self._alone) - step
-        most = _AHEAD if step <= 0 else int(max(_LIKELY * saved / step, 0))
-        self._steps = min(self._steps, most)
-        if not self._steps:
+    def _weigh(self, alone: float, step: float) -> None:
+        """A wait takes ``alone`` seconds, and what is run ahead of it ``step`` on the worker, for nothing if it comes
+        after a loop's last test.
+        """
+        self._seconds.append(step)
+        step = min(self._seconds)
+        most = _AHEAD if step <= 0 else int(max(_LIKELY * (alone - step) / step, 0))
+        self._steps = max(min(self._steps, most), 1)
+        if not most and len(self._seconds) > 1:  # the first time, much is done that is not done again
             self._pause()
 
     def _pause(self) -> None:
         """It does not pay. Have a look again after some time, longer each time."""
+        self._seconds.clear()
         self._steps, self._rest = 1, self._patience
         self._patience *= 2
 
-    def _send(self) -> int:
-        """Put guesses into the next message. Of how many steps?"""
-        period, runs = self._period, self._runs
+    def _send(self) -> list[Run]:
+        """Put guesses into the next message. Those that the program is likely to wait after."""
         if self._rest:
             self._rest -= 1
-            return 0
+            return []
         over = len(self.taken) == len(self._guesses)
-        if not over or not period or self._right < period or len(runs) < 2 * period or not self._alone:
-            return 0
-        nbytes = sum(run.nbytes for run in list(runs)[-period:])
-        steps = min(self._steps, _ROOM // max(nbytes, 1))
-        ahead = list(runs)
-        guesses = []
-        for k in range(1, steps * period + 1):
-            comes = self._next(ahead)
-            if comes is None:
-                return 0
-            ahead.append(comes)
-            guesses.append(Guess(comes, ends=k % period == 0))
+        if not over or not self._period or not self._runs[-1].alone:
+            return []
+        guesses = self._likely()
+        ends = [guess.run for guess in guesses if guess.ends]
+        if not ends:
+            return []
         entries: list[Entry] = []
         for guess in guesses:
             run = guess.run
-            request = ("speculate", run.plan.number, run.base, *run.plan.change(run.numbers))
+            assert run.plan is not None
+            request = ("speculate", run.plan.number, guess.base, *run.plan.change(run.numbers))
             entries.append((request, self._answer(guess)))
             if run.small:
-                entries.append((("small", [run.base + k for k in run.small]), guess.learn))
+                entries.append((("small", [guess.base + k for k in run.small]), guess.learn))
         self._any_right = False
         self._guesses.clear()
         self.taken.clear()
         self._guesses.extend(guesses)  # first: a signal handler may raise in between
         self._executor._line[-1].requests.extend(entries)
-        return steps
+        return ends
 
-    def _next(self, runs: list[Run]) -> Run | None:
-        """The run that comes after these; None where what it is given is gone."""
+    def _likely(self) -> list[Guess]:
+        """What comes next, up to something that cannot be run ahead; to where the program is likely to wait."""
+        runs, period = self._runs.copy(), self._period
+        first, room = self._executor._mirrors.fresh(), _ROOM
+        guesses: list[Guess] = []
+        for _ in range(self._steps * period):
+            before = runs[-period]
+            room -= before.nbytes
+            if not (before.ahead and before.repeats) or room < 0 or (comes := self._next(runs, first)) is None:
+                break
+            runs.append(comes)
+            guesses.append(Guess(comes, before.waited and bool(before.alone)))
+        while guesses and not guesses[-1].ends:
+            guesses.pop()
+        return guesses
+
+    def _next(self, runs: list[Run], first: int) -> Run | None:
+        """The run that comes after these; None where what it is given is gone. Those from ``first`` on are made by
+        guesses."""
         before = runs[-self._period]
         assert before.step is not None and before.sources is not None
         numbers = before.numbers.copy()
         numbers[before.n_given :] += before.step
-        for at, (back, output) in before.sources.items():
-            numbers[at] = runs[-back].base + output
-        alive, first = self._executor._alive, self._runs[-1].base + self._runs[-1].n_outputs
+        for place, (back, output) in before.sources.items():
+            made = runs[-back].made
+            if output >= len(made):
+                return None
+            numbers[place] = made[output]
+        alive = self._executor._alive
         if any(number < first and number not in alive for number in numbers[: before.n_given].tolist()):
             return None
-        base = self._executor._mirrors.fresh(before.n_outputs)
+        base = self._executor._mirrors.fresh(len(before.made))
         run = Run(
-            before.plan, base, numbers, before.n_given, before.n_outputs, before.nbytes, before.staying, before.small
-        )
-        run.step, run.sources = before.step, before.sources
-        return run
+            before.plan, range(base, base + len(before.made)), numbers, before.n_given, before.nbytes,
+            before.staying, before.small, ahead=True,
+        )  # fmt: skip
+        run.waited = before.waited
+        return run.follows(before)
 
     def _answer(self, guess: Guess) -> Callable[[Any], None]:
         def answer(given: Any) -> None:
@@ -256,11 +329,11 @@ class Speculation:
     def _forget(self) -> None:
         """What was sent ahead is not what the program does."""
         guesses = [guess for guess in self._guesses if guess not in self.taken]
-        drawn = next((guess.run for guess in guesses if guess.run.plan.draws), None)
+        drawn = next((guess for guess in guesses if guess.run.plan.draws), None)  # type: ignore[union-attr]
         if drawn is not None:
             self._executor._ask("undo", drawn.base)
         dead = self._executor._mirrors.dead
-        dead.extend(guess.run.base + k for guess in guesses for k in guess.run.staying)
+        dead.extend(guess.base + k for guess in guesses for k in guess.run.staying)
         if guesses:  # at once: what the program does instead may need the memory
             self._executor._ask("free", dead[:])
             dead.clear()
@@ -274,16 +347,18 @@ class Speculation:
             self._pause()
 
 
-def _maker(runs: deque[Run], number: int) -> tuple[int, int] | None:
-    """Which of these runs made a storage: (the how manieth from the end, its output)."""
-    for back, run in enumerate(reversed(runs), 1):
-        if 0 <= number - run.base < run.n_outputs:
-            return back, number - run.base
-    return None
-
-
-def described(plan: Sent, encoded: Encoded, base: int, small: list[int]) -> Run:
-    """A run that has been asked for, with its numbers in ``encoded``."""
+def described(plan: Sent, encoded: Encoded, base: int, small: list[int], writes: bool) -> Run:
+    """A run that has been asked for, with its numbers in ``encoded``. small: the numbers of those that come unasked;
+    writes: to what was there."""
     staying = [ordinal for _slot, _root, ordinal, *_ in encoded.kept[: encoded.n_own]]
-    numbers = np.frombuffer(encoded.numbers, np.int64)
-    return Run(plan, base, numbers, len(encoded.given), encoded.n_outputs, encoded.nbytes, staying, small)
+    numbers, made = np.frombuffer(encoded.numbers, np.int64), range(base, base + encoded.n_outputs)
+    return Run(
+        plan,
+        made,
+        numbers,
+        len(encoded.given),
+        encoded.nbytes,
+        staying,
+        [number - base for number in small],
+        not writes,
+    )
