@@ -17,6 +17,9 @@ from mindtorch.cluster.ray_child import RayChild
 from mindtorch.cluster.ray_executor import RayExecutor
 
 from ..executors import using
+from ..remote import test_repeated as repeated
+from ..remote import test_slices as slices
+from ..remote.test_placing import same
 
 FIRST, SECOND = "remote_accelerator:0", "remote_accelerator:1"
 pytestmark = pytest.mark.usefixtures("nothing_pending")
@@ -162,3 +165,25 @@ def test_R4_an_actor_that_is_gone_takes_with_it_what_it_had_given(
     second.close()
     with using(shared_actor):
         assert torch.ones(3, device=FIRST).sum().item() == 3
+
+
+def test_R5_a_mask_is_computed_on_both_actors_and_of_a_value_the_part_that_is_read_crosses(
+    actors: tuple[RayExecutor, RayExecutor],
+) -> None:
+    """As between other workers."""
+    activations = repeated.BATCH * repeated.TOKENS * repeated.WIDTH * 4
+    with using(repeated.placed_on(iter(actors).__next__)) as executor:
+        same(lambda device: repeated.run(device, True)[0])
+        for moves, _joined in repeated.run(FIRST, True, executor)[1][1:]:
+            assert moves == {(0, 1): activations + 16, (1, 0): activations}
+        assert sum(executor.spared.values()) >= 6 * repeated.MASK
+
+    def reads(device: str) -> torch.Tensor:
+        torch.manual_seed(3)
+        model = slices.Reader(lambda y: [y[3], y[5]]).to(device)
+        with torch.no_grad():
+            return model(torch.rand(64, 64).to(device)).cpu()
+
+    with using(slices.two(iter(actors).__next__)) as executor:
+        same(reads)
+        assert executor.moves[1, 0] == 3 * 64 * 4  # from the first of its numbers to the last

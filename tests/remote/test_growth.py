@@ -51,6 +51,8 @@ OPTIMIZERS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], int]] = {
     "adadelta": (lambda p: torch.optim.Adadelta(p, lr=0.01), 2),
     "rprop": (lambda p: torch.optim.Rprop(p, lr=0.01), 2),
     "asgd": (lambda p: torch.optim.ASGD(p, lr=0.01), 1),
+    "muon": (lambda p: torch.optim.Muon(p, lr=0.01), 1),
+    "adafactor": (lambda p: torch.optim.Adafactor(p, lr=0.01), 0),
 }
 
 
@@ -100,6 +102,59 @@ def test_R5_a_model_is_divided_where_its_own_optimizer_needs_that(
         same(program)
         assert (executor._workers is None) is enough
     assert [plans[0].excess for plans in told] == ([] if enough else [0])
+
+
+@pytest.mark.parametrize("fits", [False, True])
+def test_R5_frozen_parameters_come_to_need_nothing(fits: bool, told: list[list[Plan]]) -> None:
+    """Adapters train beside weights that do not; a storage that a trained parameter has, too, counts as that."""
+
+    class Adapted(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(WIDTH, WIDTH)
+            self.requires_grad_(False)
+            self.adapter = nn.Linear(WIDTH, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + self.adapter(x)
+
+    def program(device: str) -> Any:
+        model = nn.Sequential(*[Adapted() for _ in range(LAYERS)]).to(device)
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+        x, out = torch.rand(4, WIDTH).to(device), []
+        for _ in range(2):
+            loss = model(x).square().mean()
+            out.append(loss.item())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return out, list(model.parameters())
+
+    with using(over(4, WEIGHTS + (PLAY if fits else -WEIGHTS // 8))) as executor:
+        same(program)
+        assert (executor._workers is None) is fits
+    assert [plans[0].excess for plans in told] == ([] if fits else [0])
+
+
+def test_R5_what_is_frozen_is_known_by_its_storage() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Linear(2, 2, device=DEVICE)
+            self.two = nn.Linear(2, 2, device=DEVICE).requires_grad_(False)
+            self.two.weight = nn.Parameter(self.one.weight.detach(), requires_grad=False)
+            self.norm = nn.BatchNorm1d(2, affine=False, device=DEVICE)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.two(self.one(x)))
+
+    model = Tied()
+    model(torch.ones(3, 2, device=DEVICE))
+    slots = {name: growth.slot_of(t) for name, t in (*model.named_parameters(), *model.named_buffers())}
+    frozen = growth.frozen()
+    assert slots["one.weight"] == slots["two.weight"]
+    assert {name for name, slot in slots.items() if slot in frozen} == {
+        "two.bias", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("made", [False, True])

@@ -266,14 +266,23 @@ class PlacingExecutor(SpreadExecutor):
             self._stepped |= self._backward
         work = Work(records, paths, homes, nbytes, grows, stays, self._generator, self.limits(), held, copies=copies)
         counting = {*counting, *[s for s, t in begins.items() if not (t.is_floating_point() or t.is_complex())]}
-        gradients, states = growth.of_phases(phases)
-        known = growth.states() if states else {}
-        for module, _phase, _draws, _device, grad, takes, *_ in records if gradients or states else ():
-            if grad and module and module not in self._stepped:
-                for slot in takes:
-                    if slot in work.given and slot not in counting:
-                        grows[slot] = work.sizes[slot] * (gradients + (known.get(slot, states) if states else 0))
+        grows.update(self._growing(work, growth.of_phases(phases), counting))
         return work
+
+    def _growing(self, work: Work, times: tuple[int, int], counting: set[int]) -> dict[int, int]:
+        """Bytes that storages come to need besides, for gradients and states, so many times their sizes."""
+        gradients, states = times
+        slots: dict[int, None] = {}
+        for module, _phase, _draws, _device, grad, takes, *_ in work.records if gradients or states else ():
+            if grad and module and module not in self._stepped:
+                slots.update(dict.fromkeys(slot for slot in takes if slot in work.given and slot not in counting))
+        frozen = growth.frozen() if slots else ()
+        known = growth.states() if slots and states else {}
+        return {
+            slot: work.sizes[slot] * (gradients + (known.get(slot, states) if states else 0))
+            for slot in slots
+            if slot not in frozen
+        }
 
     def _plan(self, work: Work, segment: Any) -> None:
         """Let all modules of the segment have a worker."""
