@@ -455,6 +455,18 @@ def test_L9_entry_points_are_looked_up_where_no_handler_runs(tmp_path: Any, monk
     assert importlib.metadata.version("torch")
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_L9_entry_points_for_which_there_is_no_memory_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that was out of memory when it ran its first plan never answered again."""
+
+    start = plugins.start_unwatched
+    monkeypatch.setattr(plugins, "start_unwatched", lambda _look, given: start(len, given))  # raises, as that does
+    with pytest.raises(MemoryError, match="entry points"):
+        plugins.names("mindtorch.executors")
+    monkeypatch.undo()
+    plugins.names("mindtorch.executors")
+
+
 def test_L9_what_struck_in_an_import_is_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python before 3.12 raises a RuntimeError because of it; so does what is planted here."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import importlib.metadata
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -20,27 +21,35 @@ def _entries(group: str) -> list[importlib.metadata.EntryPoint]:
     folder, so also what a signal handler of the program's raises. Handlers run in the main thread alone.
     """
     found: list[importlib.metadata.EntryPoint] = []
-    failed: list[BaseException] = []
+    failed: list[BaseException] = [MemoryError("no memory for a thread that looks for entry points")]
 
-    def look() -> None:
+    def look(_ends: object) -> None:
         try:
             found.extend(importlib.metadata.entry_points(group=group))
+            failed.clear()
         except BaseException as error:  # noqa: BLE001 - raised again below, in the thread that asked
-            failed.append(error)
-        finally:
-            done.release()
+            failed[0] = error
 
-    # Not threading.Thread: where a handler raises in its start(), its own KeyError replaces what was raised.
+    # Not threading.Thread: where a handler raises in its start(), its own KeyError replaces what was raised. What the
+    # thread is given goes when it is over, also where it had no memory to begin.
     done = _thread.allocate_lock()
     done.acquire()
+    ends = _Ends()
+    over = weakref.ref(ends, done.__exit__)  # type: ignore[arg-type]  # takes anything, and is no Python
     try:
-        start_unwatched(look, ())
+        start_unwatched(look, (ends,))
     except RuntimeError:  # no more threads, as while the interpreter shuts down
-        look()
+        look(None)
+    del ends
     done.acquire()
+    del over
     if failed:
         raise failed[0]
     return found
+
+
+class _Ends:
+    """Goes when nobody has it any more."""
 
 
 def offered(group: str, kind: type[T], failed: Callable[[str, Exception], Any]) -> list[T]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -48,6 +49,8 @@ class Late(RayChild):
         super().wait()
         self._socket = bad_line(self._socket, self._seed)
         self._stream = Stream(self._socket.fileno())
+        self.close.detach()
+        self.close = weakref.finalize(self, self._socket.close)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -124,9 +125,30 @@ def samples(op: Any, dtype: torch.dtype, most: int | None) -> list[Any]:
     return [made[i * len(made) // most] for i in range(most)]
 
 
-def compare(name: str, dtype: torch.dtype, most: int | None = None, most_ways: int | None = None) -> Outcome:
+def with_other_numbers(sample: Any) -> None:
+    """Let its floats be others, which are long in binary, in tensors and besides them; shapes and integers stay."""
+
+    def other(a: Any) -> Any:
+        if isinstance(a, torch.Tensor) and a.layout is torch.strided and not (a.is_quantized or a.is_nested):
+            storage = a.untyped_storage()
+            if (a.is_floating_point() or a.is_complex()) and storage._cdata not in seen:
+                seen.add(storage._cdata)
+                torch.empty(0, dtype=a.dtype).set_(storage, 0, (storage.nbytes() // a.itemsize,)).mul_(_TIMES)
+        return a * _TIMES if isinstance(a, (float, complex)) else a
+
+    seen: set[int] = set()
+    with torch.no_grad():
+        sample.input, sample.args, sample.kwargs = tree_map(other, (sample.input, sample.args, sample.kwargs))
+
+
+_TIMES = 0.9371
+
+
+def compare(
+    name: str, dtype: torch.dtype, most: int | None = None, most_ways: int | None = None, turns: int = 1
+) -> Outcome:
     """Run one entry in one dtype, eager and lazy, over its samples. `most`: limit of samples; `most_ways`: samples
-    for ways other than the plain function and its gradient."""
+    for ways other than the plain function and its gradient; `turns`: how often each, with other floats each time."""
     op = ENTRIES[name]
     outcome = Outcome(name, str(dtype).removeprefix("torch."))
     with warnings.catch_warnings():
@@ -137,8 +159,14 @@ def compare(name: str, dtype: torch.dtype, most: int | None = None, most_ways: i
                     continue
                 if way.gaps and any(t.layout is not torch.strided for t in tensors_in((sample.input, sample.args))):
                     continue
-                for why in _case(outcome, way, sample.noncontiguous() if way.gaps else sample):
-                    outcome.differences.append(f"{way.name} #{number}: {why}")
+                case = sample.noncontiguous() if way.gaps else copy.copy(sample)
+                if turns > 1:  # a copy, which the next way does not see
+                    case.input, case.args, case.kwargs = Place(False, True)((case.input, case.args, case.kwargs))
+                for turn in range(turns):
+                    if turn:
+                        with_other_numbers(case)
+                    for why in _case(outcome, way, case):
+                        outcome.differences.append(f"{way.name} #{number}{f', turn {turn}' * (turns > 1)}: {why}")
     return outcome
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from mindtorch.ops import about
+from tests.native import CAN, soon
 
 
 def test_L7_operator_is_the_same_as_eager(
@@ -24,6 +25,15 @@ def test_L7_operator_is_the_same_as_eager(
     report(outcome)
     assert outcome.calls, f"{entry} has no sample inputs in {dtype}"
     assert outcome.differences == []
+
+
+@CAN
+@pytest.mark.usefixtures(soon.__name__)
+def test_L13_operator_that_repeats_is_the_same_as_eager(entry: str, dtype: torch.dtype, limits: dict) -> None:
+    """Each call four times, with other floats each time: then it is made without Python, if it can be."""
+    if limits["most"] is not None:  # the slice
+        limits = {"most": 2, "most_ways": 1}
+    assert opcases.compare(entry, dtype, **limits, turns=4).differences == []
 
 
 def test_L9_operator_refuses_what_eager_refuses(entry: str, report: Callable[[opcases.Outcome], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
 import threading
@@ -30,10 +31,12 @@ class Delayed(Child):
 
 
 def bad_line(end: socket.socket, seed: int) -> socket.socket:
-    """A socket whose bytes are those of ``end``, late and in pieces."""
+    """A socket whose bytes are those of ``end``, which is closed, late and in pieces."""
     ours, theirs = socket.socketpair()
-    end.setblocking(True)
-    for more, (source, sink) in enumerate(((theirs, end), (end, theirs))):
+    far = end.dup()  # for the two threads alone: its number is another's once somebody closes it
+    end.close()
+    far.setblocking(True)
+    for more, (source, sink) in enumerate(((theirs, far), (far, theirs))):
         threading.Thread(target=carry, args=(source, sink, random.Random(seed + more)), daemon=True).start()
     return ours
 
@@ -46,7 +49,9 @@ def carry(source: socket.socket, sink: socket.socket, draw: random.Random) -> No
             sink.sendall(data)
     except OSError:
         pass  # one of the two has ended
-    sink.close()
+    for end in (source, sink):  # the other thread may wait for one of them
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.fixture

@@ -111,12 +111,13 @@ def _laid_out(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any], list
     known = _arguments(overload)
     if len(args) > len(known):
         raise Unsuited("too many arguments")
-    returned = overload._schema.returns
+    returned = [(str(each.type), each.alias_info is not None and each.alias_info.is_write)
+                for each in overload._schema.returns]  # fmt: skip
     if len(returned) == 1:
-        writes = returned[0].alias_info is not None and returned[0].alias_info.is_write
-        returns = NOTHING if writes else {"Tensor": TENSOR, "List[Tensor]": LIST}.get(str(returned[0].type), -1)
-    else:
-        returns = TUPLE if returned and all(str(each.type) == "Tensor" for each in returned) else -1
+        ((of, written),) = returned
+        returns = NOTHING if written else {"Tensor": TENSOR, "List[Tensor]": LIST}.get(of, -1)
+    else:  # several that it writes to are returned as references
+        returns = TUPLE if returned and all(each == ("Tensor", False) for each in returned) else -1
     if returns < 0:
         raise Unsuited("what it returns")
     layout = Layout(returns != NOTHING, list_refs)
