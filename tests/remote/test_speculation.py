@@ -309,26 +309,6 @@ def test_R1_a_step_that_ends_at_its_first_read_is_as_if_the_next_had_not_run_ahe
         same_as_eager(functools.partial(program, last=last))
 
 
-class Session:
-    """As much of an executor as a `Speculation` asks for."""
-
-    def __init__(self) -> None:
-        self._alive: dict[int, int] = {}
-
-
-def test_R1_running_ahead_goes_by_what_it_saves_and_what_the_last_test_wastes() -> None:
-    """16 steps are worth what they save, as long as no more than that is wasted at the end."""
-    for alone, step, expected in ((1.0, 0.0, 10), (3.0, 1.0, 10), (1.0, 0.67, 7), (1.0, 0.9, 1), (1.0, 0.94, 1)):
-        watched = speculation.Speculation(Session())  # type: ignore[arg-type]
-        watched._steps = 10
-        watched._weigh(alone, step)
-        assert watched._steps == expected and not watched._rest, (alone, step)
-    watched = speculation.Speculation(Session())  # type: ignore[arg-type]
-    for step, rest in ((2.0, 0), (0.94, 0), (9.0, 0), (2.0, 0), (0.95, 32), (9.0, 32), (1.0, 64)):
-        watched._weigh(1.0, step)
-        assert watched._steps == 1 and watched._rest == rest, step
-
-
 @pytest.mark.usefixtures("slow")
 def test_R1_what_runs_ahead_takes_little_memory(
     loopback: LoopbackExecutor, monkeypatch: pytest.MonkeyPatch, sent: list[tuple]
