@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import published
 import published_energy
+import published_memory
 import published_sources
 import published_timm
 import published_training
@@ -50,6 +51,7 @@ This table shows which data the factors behind each figure were fitted to ("seen
 | image models: rtx3090 | not seen | no factor; its rows were in view when the rules for GeForce were chosen | not seen |
 | image models: rtx4090 | not seen | not seen: estimated after the commit of all factors and intervals | not seen |
 | published runs | its own factors or those of related chips | not seen, except for two factors of whole programs, and the host (source 5) | convolutions and compiled code seen |
+| peaks of memory | contexts of six chips are no part of these figures | not seen, but source 3 (see there) | not seen; nothing was fitted |
 | energy | not seen: joules follow from H200 and B200, idle power is the chip's own | not seen | not seen: single products were fitted |
 
 The interval of a program with many shapes is made from the errors of whole programs in the section on chips and sources
@@ -71,7 +73,8 @@ def page(
     return "\n".join(
         [
             HEAD, _kernels(kernels, chips), _checks(checked), _models(models), published_sources.section(errors),
-            published_training.section(), published_timm.section(), published.section(), published_energy.section(),
+            published_training.section(), published_timm.section(), published.section(), published_memory.section(),
+            published_energy.section(),
         ]
     )  # fmt: skip
 

@@ -5,6 +5,7 @@ Processes are forked from one that has imported torch and nothing else that an e
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import tempfile
@@ -45,6 +46,34 @@ def by_tables(target: str, program: str, tables: Mapping[str, Table]) -> dict[st
         finally:
             child.join()
     return found
+
+
+def memory(target: str, program: str, sheet: str = "") -> dict[str, Any]:
+    """The memory of a program's report. sheet: a file's text with the target's table, if the package lacks it."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_PRELOADED))
+    with tempfile.TemporaryDirectory() as folder:
+        script, report = Path(folder, "program.py"), Path(folder, "report.json")
+        script.write_text(program)
+        if sheet:
+            own = Path(folder, "target.toml")
+            own.write_text(sheet)
+            number, times, _ = target.partition("x")
+            target = f"{number}{times}{own}" if times and number.isdigit() else str(own)
+        child = context.Process(target=_profile, args=(target, str(script), str(report)))
+        child.start()
+        child.join()
+        if not report.exists():
+            raise RuntimeError(f"a program has no estimate for {target}:\n{program}")
+        found: dict[str, Any] = json.loads(report.read_text())["memory"]
+    return found
+
+
+def _profile(target: str, script: str, report: str) -> None:
+    from mindtorch.cli import main
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    main.cli(["profile", "--target", target, "--json", report, script], prog_name="genie")
 
 
 def _run(send: Connection, target: str, script: str, tables: Mapping[str, Table]) -> None:
