@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
@@ -18,6 +19,25 @@ from mindtorch.profile.cost import factors
 
 _PRELOADED = ("torch", "mindtorch.cli.main", "mindtorch.cli.profile", "mindtorch.profile.estimate.estimator")
 
+_HOPPER = """
+[hopper]
+name = "{name}"
+source = "data sheet"
+memory_bytes = {memory}
+memory_bandwidth = {bandwidth}
+launch_s = 5e-6
+capability = [9, 0]
+processors = {processors}
+matrix = {{ float32 = {single}, bfloat16 = {half} }}
+vector = {{ float32 = {single} }}
+"""
+#: Chips that the package does not know, with the memory that torch told of.
+SHEETS = {
+    "h20": _HOPPER.format(name="H20 96 GB", memory=102e9, bandwidth=4.0e12, processors=78, single=44e12, half=148e12),
+    "h100-96gb": _HOPPER.format(
+        name="H100 96 GB", memory=102e9, bandwidth=2.4e12, processors=132, single=67e12, half=989e12
+    ),
+}
 Table = Mapping[str, Any]
 Totals = dict[str, float]
 
@@ -36,7 +56,7 @@ def by_tables(target: str, program: str, tables: Mapping[str, Table]) -> dict[st
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "program.py")
         script.write_text(program)
-        child = context.Process(target=_run, args=(theirs, target, str(script), dict(tables)))
+        child = context.Process(target=_run, args=(theirs, _named(target, folder), str(script), dict(tables)))
         child.start()
         theirs.close()
         try:
@@ -48,19 +68,24 @@ def by_tables(target: str, program: str, tables: Mapping[str, Table]) -> dict[st
     return found
 
 
-def memory(target: str, program: str, sheet: str = "") -> dict[str, Any]:
-    """The memory of a program's report. sheet: a file's text with the target's table, if the package lacks it."""
+def _named(target: str, folder: str) -> str:
+    """What genie calls a target: the package's name of it, else a file in the folder."""
+    number, chip = re.fullmatch(r"(\d+x)?(.*)", target).groups("")  # type: ignore[union-attr]
+    if chip not in SHEETS:
+        return target
+    file = Path(folder, "target.toml")
+    file.write_text(SHEETS[chip])
+    return f"{number}{file}"
+
+
+def memory(target: str, program: str) -> dict[str, Any]:
+    """The memory of a program's report."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
     with tempfile.TemporaryDirectory() as folder:
         script, report = Path(folder, "program.py"), Path(folder, "report.json")
         script.write_text(program)
-        if sheet:
-            own = Path(folder, "target.toml")
-            own.write_text(sheet)
-            number, times, _ = target.partition("x")
-            target = f"{number}{times}{own}" if times and number.isdigit() else str(own)
-        child = context.Process(target=_profile, args=(target, str(script), str(report)))
+        child = context.Process(target=_profile, args=(_named(target, folder), str(script), str(report)))
         child.start()
         child.join()
         if not report.exists():

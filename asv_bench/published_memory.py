@@ -7,7 +7,6 @@ Each row is a program of our own that does what the source says was run; no figu
 from __future__ import annotations
 
 import importlib.util
-import re
 import statistics
 import sys
 from collections.abc import Sequence
@@ -50,23 +49,6 @@ fitted to these rows. The check asks for a median error of 3 %, and for none tha
 |---|---|---|---|---|---|---|
 """
 _MIB = 1 << 20
-_HOPPER = """
-[hopper]
-name = "{name}"
-source = "data sheet"
-memory_bytes = {memory}
-memory_bandwidth = {bandwidth}
-launch_s = 5e-6
-capability = [9, 0]
-processors = {processors}
-matrix = {{ float32 = 67e12, bfloat16 = {half} }}
-vector = {{ float32 = 67e12 }}
-"""
-#: Chips that the package does not know, with the memory that torch told of.
-SHEETS = {
-    "h20": _HOPPER.format(name="H20 96 GB", memory=102e9, bandwidth=4.0e12, processors=78, half=148e12),
-    "h100-96gb": _HOPPER.format(name="H100 96 GB", memory=102e9, bandwidth=2.4e12, processors=132, half=989e12),
-}
 
 
 class Row(NamedTuple):
@@ -189,8 +171,7 @@ ROWS = (
 
 def found(row: Row) -> float:
     """Bytes, as estimated."""
-    chip = re.sub(r"^\d+x", "", row.chip)
-    return float(memory(row.chip, row.program, SHEETS.get(chip, ""))[f"peak_{row.kind}_bytes"])
+    return float(memory(row.chip, row.program)[f"peak_{row.kind}_bytes"])
 
 
 def section() -> str:

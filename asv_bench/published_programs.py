@@ -305,17 +305,17 @@ with torch.no_grad():
 #: One token at a time, by transformers' own loop.
 QWEN = """
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen{number}Config, Qwen{number}ForCausalLM
 
-config = Qwen2Config(
+config = Qwen{number}Config(
     num_hidden_layers={layers}, hidden_size={hidden}, intermediate_size={inner}, num_attention_heads={heads},
     num_key_value_heads={shared}, vocab_size={words}, tie_word_embeddings={tied},
 )
-model = Qwen2ForCausalLM(config).to("cuda", torch.bfloat16).eval()
+model = Qwen{number}ForCausalLM(config).to("cuda", torch.bfloat16).eval()
 model.generate(torch.ones(1, 1, dtype=torch.long, device="cuda"), max_new_tokens=4, do_sample=False)
 """
-# Qwen's own script: a prompt of {length} tokens, read in parts of {part}, then {further} more, one at a time. The caches
-# that the steps between would make are made at once: the peak is that of the prompt or that of the last steps.
+# Qwen's own script: a prompt of {length} tokens, read in parts of {part}, then {further} more, one at a time. The
+# caches that the steps between would make are made at once: the peak is that of the prompt or that of the last steps.
 QWEN_GENERATES = """
 import torch
 from transformers import DynamicCache, Qwen{number}Config, Qwen{number}ForCausalLM

@@ -53,8 +53,8 @@ class Fitted:
 @dataclass(frozen=True)
 class Links:
     """How accelerators of one kind reach each other. link: bytes per second of each to the others of its machine, one
-    way, by data sheet; scale: of the rates that were fitted; measured: on which; own: that is this one; assumed: the links are
-    that one's, as nobody said which the accelerator has."""
+    way, by data sheet; scale: of the rates that were fitted; measured: on which; own: it is that one; assumed: the
+    links are that one's, as nobody said which the accelerator has."""
 
     link: float
     fitted: Mapping[str, Fitted]
