@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import published_programs as programs
+import published_peaks as programs
 from estimates import memory
 
 QWEN25, QWEN3, IMAGES, TEXTS, TITAN = 1, 2, 3, 4, 5

@@ -166,6 +166,19 @@ def test_C4_what_one_stream_freed_is_not_handed_out_on_another() -> None:
     assert report["memory"]["workspace_bytes"] == 2 * 32 * MIB and told[3] == 90 * MIB + 256 * 1024 + 64 * MIB
 
 
+def test_C4_the_snapshot_says_of_which_stream_memory_is() -> None:
+    with Estimator(target=H100) as estimator:
+        a = torch.empty(30 * MIB, dtype=torch.uint8, device="cuda")  # noqa: F841
+        with torch.cuda.stream(torch.cuda.Stream()):
+            b = torch.empty(40 * MIB, dtype=torch.uint8, device="cuda")
+        del b
+    snapshot = estimator.memory_snapshot()
+    assert snapshot is not None
+    assert [(row["total_size"], row["stream"]) for row in snapshot["segments"]] == [(30 * MIB, 0), (40 * MIB, 1)]
+    told = [(row["action"], row["size"], row["stream"]) for row in snapshot["device_traces"][0]]
+    assert told[-2:] == [("free_requested", 40 * MIB, 1), ("free_completed", 40 * MIB, 1)]
+
+
 @pytest.mark.parametrize("stop", ["leaves", "raises"])
 def test_C4_a_stream_that_is_left_has_no_more_memory(stop: str) -> None:
     """Whether its block ends or raises; each device has its own."""
