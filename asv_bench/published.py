@@ -26,9 +26,9 @@ SOURCES = """
 5. Qwen's documentation, "Speed Benchmark" of Qwen2.5 (transformers 4.46, torch 2.3.1) and of Qwen2 (4.38.2, torch 2.1.2): an
    input of one token, one A100 of 80 GB, flash attention; here by the installed transformers, with torch's own attention.
    The host's time was fitted to those of Qwen2.5.
-6. The same of Qwen3 (4.51, torch 2.6), on a machine with an H20, of which nothing was seen. Its host launches a kernel in
-   about 9 µs, half of what the host of source 5 takes: a newer processor and newer releases. How fast the target's host is
-   nobody knows who does not have it, so where the host is the limit, 20 % cannot be promised on any other machine.
+6. The same of Qwen3 (transformers 4.51, torch 2.6), on a machine with an H20; nothing of it was seen, and nothing was changed
+   after these rows were estimated. Its host takes about 9 µs from one kernel to the next, half of what that of source 5
+   takes; releases are newer, the processors are not named. So a host that nobody measured may be twice as fast as assumed.
 """
 HEAD = """## Published runs
 

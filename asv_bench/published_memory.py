@@ -19,25 +19,25 @@ QWEN25, QWEN3, IMAGES, TEXTS, TITAN = 1, 2, 3, 4, 5
 SOURCES = """
 1. Qwen's documentation, "Speed Benchmark" of Qwen2.5 (transformers 4.46, torch 2.3.1): batch 1, an input of so many tokens,
    2,048 generated; the script reads `torch.cuda.max_memory_allocated()`. These rows were first estimated after the commit of
-   everything that they are estimated with: chip by single operations seen, source and models not.
+   everything that they are estimated with; source and models were not seen.
 2. The same of Qwen3 (transformers 4.51, torch 2.6), on an H20, which the package does not know; nothing of it was seen. The
    published peaks are the weights, the whole cache and cuBLAS's workspace, to 0.2 %: a prompt that is read at once takes
    more (540 MiB in the smallest model at 30,720 tokens). First estimated so, these rows were up to 20 % too high. Here the
-   prompts are read in parts of 1,024 tokens, an assumption. With an input of one token, the larger models' peaks are below
-   weights and cache: they ended early.
+   prompts are read in parts of 1,024 tokens, an assumption. With an input of one token, the peak of the 1.7B model is below
+   its weights and cache: it ended early.
 3. xMem (Shi, Pezaros and Elkhatib, Middleware 2025; the data of its repository): torch 2.6, CUDA 12.4, CIFAR-10 at 86 × 86,
    four iterations. The figure is the most that NVML said was used, less what was used when its meter began: by then
    the context was there, and part of the model may have been. Seen before, in no fit.
-4. The same, of language models with texts of 128 tokens; first estimated after the commit, but for one thing: T5 with eager
-   attention, which was the only one it had. Which transformers was used is not said.
+4. The same, of language models with texts of 128 tokens; first estimated after the commit. T5's rows were 13 to 16 % too low
+   with today's attention; here it computes attention op by op, which was all that T5 had then.
 5. torchtitan's report of December 2024: Llama 3.1 8B, 8,192 tokens, batch 2, FSDP2, eager, every second product kept for
    backward. First estimated 7.5 and 3.1 % too low: the estimate had one pool of free blocks where torch has one for each
    stream. Repaired from that cause; no number was fitted.
 
-Five of the 65 rows miss what is asked for, at most 5 % too low. The two of MnasNet are cuDNN's: it took a workspace of 1.8 MiB
-for each image, which it does not need: the same source ran the first of them with 14 % of the card, 1,685 MiB, where its
-peak was 2,142. What cuDNN chooses is known to nobody but cuDNN. The others are reserved memory of language models,
-within 4 % of their allocated memory in other batches: how free blocks fit there depends on each size.
+Three of the 65 rows are more than 5 % too low. The two of MnasNet show cuDNN: it took a workspace of 1.8 MiB for each image,
+which the program does not need: the same source ran the first of them with 14 % of the card, 1,685 MiB. Which algorithm
+cuDNN chooses, and so its workspace, is not known outside of it. Of GPT-Neo with Adam, 7,382 MiB are estimated to be
+allocated; how much more is reserved depends on which free blocks requests fit into: 17 % there, 5 % in the estimate.
 """
 HEAD = """## Peaks of memory
 
