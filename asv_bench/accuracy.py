@@ -1,5 +1,6 @@
 # ruff: noqa: E501
-"""How far off estimates for GPUs are: ``python asv_bench/accuracy.py FOLDER [--fit] [--write docs/ACCURACY.md]``.
+"""How far off estimates for GPUs are: ``python asv_bench/accuracy.py FOLDER [--fit] [--write docs/ACCURACY.md]``;
+``python asv_bench/accuracy.py --only memory energy --write docs/ACCURACY.md`` makes parts of the page anew.
 
 FOLDER holds measurements as `measured.py` and `models.py` read them; anybody can supply such files for a chip of
 their own. ``--fit`` fits the factors of `mindtorch/profile/cost/fitted.toml` to them anew. Figures for held-out rows,
@@ -226,10 +227,20 @@ def _number(value: Any) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--fit", action="store_true", help="fit the factors again, and write them")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the page")
+    parser.add_argument(
+        "--only", nargs="+", choices=accuracy_page.SECTIONS, help="these parts of the page that FILE has"
+    )
     args = parser.parse_args()
+    if args.only:
+        if args.write is None or args.folder is not None or args.fit:
+            parser.error("--only makes parts of the page anew that --write names, and needs no FOLDER")
+        args.write.write_text(accuracy_page.anew(args.write.read_text(), args.only))
+        return
+    if args.folder is None:
+        parser.error("expected FOLDER, or --only")
     sets, whole = measured.read(args.folder), models.read(args.folder)
     table, kernels = fit_kernels(sets)
     chips = carry(table, sets)

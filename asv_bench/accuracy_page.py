@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import published
 import published_energy
+import published_memory
 import published_sources
 import published_timm
 import published_training
@@ -25,6 +26,7 @@ again:
 <!-- not run: it needs the measurements -->
 ```sh
 python asv_bench/accuracy.py FOLDER --fit --write docs/ACCURACY.md
+python asv_bench/accuracy.py --only memory energy --write docs/ACCURACY.md    # these parts alone, with the package's factors
 ```
 
 Errors are means of |predicted / measured − 1|. *Fitted*: rows that the factors were fitted to. *Held out*: each quarter
@@ -49,7 +51,8 @@ This table shows which data the factors behind each figure were fitted to ("seen
 | training on many cards: h100 | seen by single operations, not by programs | seen on another chip | seen on another chip |
 | image models: rtx3090 | not seen | no factor; its rows were in view when the rules for GeForce were chosen | not seen |
 | image models: rtx4090 | not seen | not seen: estimated after the commit of all factors and intervals | not seen |
-| published runs | its own factors or those of related chips | not seen, except for two factors of whole programs, and the host (source 5) | convolutions and compiled code seen |
+| published runs | its own factors or those of related chips | not seen, except for two factors of whole programs, and the host (source 5, but not source 6) | convolutions and compiled code seen |
+| peaks of memory | no figure was fitted | no figure was fitted; what sources 3 to 5 show was seen, as their notes say | no figure was fitted |
 | energy | not seen: joules follow from H200 and B200, idle power is the chip's own | not seen | not seen: single products were fitted |
 
 The interval of a program with many shapes is made from the errors of whole programs in the section on chips and sources
@@ -64,6 +67,26 @@ convolutions (their shapes are missing); attention of a single token; mixtures o
 """
 
 
+#: Parts of the page that need no measurements of kernels, by name: they are made with the package's factors.
+SECTIONS: dict[str, Callable[[], str]] = {
+    "training": published_training.section, "images": published_timm.section, "published": published.section,
+    "memory": published_memory.section, "energy": published_energy.section,
+}  # fmt: skip
+
+
+def anew(text: str, names: Sequence[str]) -> str:
+    """The page, with those of its parts made anew."""
+    for name in names:
+        made = SECTIONS[name]().strip("\n")
+        head = made.partition("\n")[0]
+        before, found, after = f"{text}\n".partition(f"{head}\n")
+        if not found:
+            raise SystemExit(f"the page has no part {head!r}: make it whole")
+        _, more, rest = after.partition("\n## ")
+        text = f"{before}{made}\n{more}{rest}".rstrip("\n") + "\n"
+    return text
+
+
 def page(
     kernels: list[dict[str, Any]], chips: list[dict[str, Any]], checked: list[dict[str, Any]],
     models: list[dict[str, Any]], errors: list[published_sources.Error],
@@ -71,7 +94,7 @@ def page(
     return "\n".join(
         [
             HEAD, _kernels(kernels, chips), _checks(checked), _models(models), published_sources.section(errors),
-            published_training.section(), published_timm.section(), published.section(), published_energy.section(),
+            *(section() for section in SECTIONS.values()),
         ]
     )  # fmt: skip
 

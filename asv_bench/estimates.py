@@ -5,8 +5,10 @@ Processes are forked from one that has imported torch and nothing else that an e
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
@@ -17,6 +19,25 @@ from mindtorch.profile.cost import factors
 
 _PRELOADED = ("torch", "mindtorch.cli.main", "mindtorch.cli.profile", "mindtorch.profile.estimate.estimator")
 
+_HOPPER = """
+[hopper]
+name = "{name}"
+source = "data sheet"
+memory_bytes = {memory}
+memory_bandwidth = {bandwidth}
+launch_s = 5e-6
+capability = [9, 0]
+processors = {processors}
+matrix = {{ float32 = {single}, bfloat16 = {half} }}
+vector = {{ float32 = {single} }}
+"""
+#: Chips that the package does not know, with the memory that torch told of.
+SHEETS = {
+    "h20": _HOPPER.format(name="H20 96 GB", memory=102e9, bandwidth=4.0e12, processors=78, single=44e12, half=148e12),
+    "h100-96gb": _HOPPER.format(
+        name="H100 96 GB", memory=102e9, bandwidth=2.4e12, processors=132, single=67e12, half=989e12
+    ),
+}
 Table = Mapping[str, Any]
 Totals = dict[str, float]
 
@@ -35,7 +56,7 @@ def by_tables(target: str, program: str, tables: Mapping[str, Table]) -> dict[st
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "program.py")
         script.write_text(program)
-        child = context.Process(target=_run, args=(theirs, target, str(script), dict(tables)))
+        child = context.Process(target=_run, args=(theirs, _named(target, folder), str(script), dict(tables)))
         child.start()
         theirs.close()
         try:
@@ -45,6 +66,39 @@ def by_tables(target: str, program: str, tables: Mapping[str, Table]) -> dict[st
         finally:
             child.join()
     return found
+
+
+def _named(target: str, folder: str) -> str:
+    """What genie calls a target: the package's name of it, else a file in the folder."""
+    number, chip = re.fullmatch(r"(\d+x)?(.*)", target).groups("")  # type: ignore[union-attr]
+    if chip not in SHEETS:
+        return target
+    file = Path(folder, "target.toml")
+    file.write_text(SHEETS[chip])
+    return f"{number}{file}"
+
+
+def memory(target: str, program: str) -> dict[str, Any]:
+    """The memory of a program's report."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_PRELOADED))
+    with tempfile.TemporaryDirectory() as folder:
+        script, report = Path(folder, "program.py"), Path(folder, "report.json")
+        script.write_text(program)
+        child = context.Process(target=_profile, args=(_named(target, folder), str(script), str(report)))
+        child.start()
+        child.join()
+        if not report.exists():
+            raise RuntimeError(f"a program has no estimate for {target}:\n{program}")
+        found: dict[str, Any] = json.loads(report.read_text())["memory"]
+    return found
+
+
+def _profile(target: str, script: str, report: str) -> None:
+    from mindtorch.cli import main
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    main.cli(["profile", "--target", target, "--json", report, script], prog_name="genie")
 
 
 def _run(send: Connection, target: str, script: str, tables: Mapping[str, Table]) -> None:

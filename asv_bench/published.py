@@ -12,7 +12,7 @@ from typing import NamedTuple
 import published_programs as programs
 from estimates import estimated
 
-NVIDIA, LECTURE, GPT_FAST, DIFFUSION, QWEN = 1, 2, 3, 4, 5
+NVIDIA, LECTURE, GPT_FAST, DIFFUSION, QWEN, QWEN3 = 1, 2, 3, 4, 5, 6
 SOURCES = """
 1. NVIDIA/DeepLearningExamples, PyTorch, ResNet50 v1.5, README (pytorch-21.03). TF32 and float32 in torch's default layout,
    mixed precision with channels last.
@@ -26,6 +26,9 @@ SOURCES = """
 5. Qwen's documentation, "Speed Benchmark" of Qwen2.5 (transformers 4.46, torch 2.3.1) and of Qwen2 (4.38.2, torch 2.1.2): an
    input of one token, one A100 of 80 GB, flash attention; here by the installed transformers, with torch's own attention.
    The host's time was fitted to those of Qwen2.5.
+6. The same of Qwen3 (transformers 4.51, torch 2.6), on a machine with an H20; nothing of it was seen, and nothing was changed
+   after these rows were estimated. Its host takes about 9 µs from one kernel to the next, half of what that of source 5
+   takes; releases are newer, the processors are not named. So a host that nobody measured may be twice as fast as assumed.
 """
 HEAD = """## Published runs
 
@@ -85,9 +88,11 @@ def _sdxl(what: str, seconds: float, **having: bool) -> Run:
 
 
 def _qwen(what: str, rate: float, layers: int, hidden: int, inner: int, heads: int, shared: int, tied: bool) -> Run:
+    third = what.startswith("Qwen3")
     sizes = dict(layers=layers, hidden=hidden, inner=inner, heads=heads, shared=shared, tied=tied)
-    text = programs.QWEN.format(words=151936 if tied else 152064, **sizes)
-    return Run(f"{what} decoding, bfloat16", "a100", 1 / rate, QWEN, text, needs="transformers")
+    text = programs.QWEN.format(number=3 if third else 2, words=151936 if tied or third else 152064, **sizes)
+    chip, source = ("h20", QWEN3) if third else ("a100", QWEN)
+    return Run(f"{what} decoding, bfloat16", chip, 1 / rate, source, text, needs="transformers")
 
 
 MIXTRAL = {"shared": 8, "inner": 14336, "words": 32000, "experts": 8}
@@ -118,19 +123,25 @@ RUNS = (
     _qwen("Qwen2.5-3B", 30.80, 36, 2048, 11008, 16, 2, True),
     _qwen("Qwen2.5-7B", 40.38, 28, 3584, 18944, 28, 4, False),
     _qwen("Qwen2-0.5B", 49.94, 24, 896, 4864, 14, 2, True),
+    _qwen("Qwen2-1.5B", 40.89, 28, 1536, 8960, 12, 2, True),
+    _qwen("Qwen2-7B", 37.97, 28, 3584, 18944, 28, 4, False),
+    _qwen("Qwen3-1.7B", 59.83, 28, 2048, 6144, 16, 8, True),
+    _qwen("Qwen3-4B", 45.94, 36, 2560, 9728, 32, 8, True),
+    _qwen("Qwen3-8B", 45.32, 36, 4096, 12288, 32, 8, False),
 )
 
 
 def section() -> str:
     """The part of the page."""
     lines = [HEAD, *TABLE]
-    errors, missing, below = [], [], 0
+    errors, seen, missing, below = [], [], [], 0
     for run in RUNS:
         if run.needs and importlib.util.find_spec(run.needs) is None:
             missing.append(f"{run.what} ({run.needs} is not installed)")
             continue
         t = estimated(run.chip, run.program)
         errors.append(t["about_s"] / run.seconds - 1)
+        seen += errors[-1:] if run.source != QWEN3 else []
         below += run.seconds < t["bound_s"]
         low, high = t["about_low_s"] * 1e3, t["about_high_s"] * 1e3
         inside = "" if low <= run.seconds * 1e3 <= high else " (outside)"
@@ -139,7 +150,10 @@ def section() -> str:
             f"{t['about_s'] * 1e3:.4g} ms | {low:.4g}–{high:.4g} ms{inside} | {errors[-1]:+.1%} | {run.source} |"
         )
     mean = sum(map(abs, errors)) / len(errors)
-    lines += ["", f"Mean error: {mean:.1%}; {below} of {len(errors)} were faster than the bound.", SOURCES]
+    lines += ["", f"Mean error: {mean:.1%}; {below} of {len(errors)} were faster than the bound."]
+    if seen:
+        lines[-1] += f" Without source 6, whose host was not seen: {sum(map(abs, seen)) / len(seen):.1%}."
+    lines.append(SOURCES)
     if missing:
         lines += [f"Not estimated here: {', '.join(missing)}.", ""]
     return "\n".join(lines)

@@ -305,13 +305,13 @@ with torch.no_grad():
 #: One token at a time, by transformers' own loop.
 QWEN = """
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen{number}Config, Qwen{number}ForCausalLM
 
-config = Qwen2Config(
+config = Qwen{number}Config(
     num_hidden_layers={layers}, hidden_size={hidden}, intermediate_size={inner}, num_attention_heads={heads},
     num_key_value_heads={shared}, vocab_size={words}, tie_word_embeddings={tied},
 )
-model = Qwen2ForCausalLM(config).to("cuda", torch.bfloat16).eval()
+model = Qwen{number}ForCausalLM(config).to("cuda", torch.bfloat16).eval()
 model.generate(torch.ones(1, 1, dtype=torch.long, device="cuda"), max_new_tokens=4, do_sample=False)
 """
 # As timm's own script (benchmark.py) runs its models, in mixed precision.

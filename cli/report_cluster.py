@@ -39,13 +39,24 @@ def communication(report: dict[str, Any], canvas: Canvas) -> None:
         canvas.sheet_row(Text(clean(row["kind"]) + where), cells, columns)
     if facts["link_bytes_per_s"]:
         speed = facts["link_bytes_per_s"] / 1e9
-        whose = f" is assumed, as for {facts['links_as']}: the target gives no figure" if facts["links_assumed"] else ""
-        canvas.paragraph(f"within a machine: {speed:g} GB/s each way between accelerators{whose}", "dim")
+        canvas.paragraph(f"within a machine: {speed:g} GB/s each way between accelerators{_assumed(facts)}", "dim")
     if facts["machines"] > 1 and facts["network_bytes_per_s"]:
+        from mindtorch.profile.cost.collectives import HOP_S
+
         speed = 8 * facts["network_bytes_per_s"] / 1e9
         canvas.paragraph(
-            f"between machines: {speed:g} Gb/s for each accelerator is assumed (--interconnect sets it)", "dim"
+            f"between machines: {speed:g} Gb/s for each accelerator is assumed (--interconnect sets it), and that each "
+            f"step takes {1e6 * HOP_S:g} µs",
+            "dim",
         )
+
+
+def _assumed(facts: dict[str, Any]) -> str:
+    """What of the links in a machine nobody measured on this accelerator."""
+    if facts["links_assumed"]:
+        return f" is assumed, as for {facts['links_as']}: the target gives no figure"
+    measured = facts["links_as"]
+    return "" if facts["links_fitted"] else f"; collectives are assumed to come as near to it as measured on {measured}"
 
 
 def ranks(report: dict[str, Any], canvas: Canvas) -> None:

@@ -17,6 +17,7 @@ class Piece:
 class Segment:
     number: int
     small: bool
+    stream: int
     pieces: list[Piece] = field(default_factory=list)
 
     @property
@@ -31,6 +32,7 @@ class Naive:
         self.segments: list[Segment] = []
         self.made = self.retries = self.ooms = 0
         self.max_split, self.capacity = max_split, capacity
+        self.stream = 0
 
     @property
     def reserved(self) -> int:
@@ -73,7 +75,7 @@ class Naive:
     def _fitting(self, size: int, small: bool) -> tuple[Segment, Piece] | None:
         free = [
             (piece.size, segment.number, segment, piece)
-            for segment in self.segments if segment.small == small
+            for segment in self.segments if segment.small == small and segment.stream == self.stream
             for piece in segment.pieces if piece.owner is None and piece.size >= size
         ]  # fmt: skip
         if not free:
@@ -88,14 +90,17 @@ class Naive:
 
     def _new(self, size: int, small: bool) -> tuple[Segment, Piece]:
         span = 2 * MIB if small else 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
-        if not self._room(span) and self.max_split is not None:
-            self._release_oversized(size, small)
-        if not self._room(span):
+        enough = self._room(span)
+        if (
+            not enough and self.max_split is not None
+        ):  # what is less than was wanted does not count, though it is given back
+            enough = self._release_oversized(size, small) and self._room(span)
+        if not enough:
             self.empty()
             self.retries += 1
         if not self._room(span):
             self.ooms += 1
-        segment = Segment(self.made, small, [Piece(span)])
+        segment = Segment(self.made, small, self.stream, [Piece(span)])
         self.made += 1
         self.segments.append(segment)
         return segment, segment.pieces[0]
@@ -103,21 +108,25 @@ class Naive:
     def _room(self, span: int) -> bool:
         return self.capacity is None or self.reserved + span <= self.capacity
 
-    def _release_oversized(self, size: int, small: bool) -> None:
+    def _release_oversized(self, size: int, small: bool) -> bool:
         assert self.max_split is not None
         wanted = max(size, self.max_split)
-        whole = [s for s in self.segments if s.small == small and len(s.pieces) == 1 and s.pieces[0].owner is None]
+        whole = [
+            s for s in self.segments
+            if (s.small, s.stream) == (small, self.stream) and len(s.pieces) == 1 and s.pieces[0].owner is None
+        ]  # fmt: skip
         whole.sort(key=lambda s: (s.size, s.number))
         enough = [s for s in whole if s.size >= wanted]
         if enough:
             self.segments.remove(enough[0])
-            return
+            return True
         released = 0
         for segment in reversed(whole):
             if released >= wanted or segment.size < self.max_split:
                 break
             released += segment.size
             self.segments.remove(segment)
+        return released >= wanted
 
     def layout(self) -> list[list[tuple[int, int | None]]]:
         """Of each segment, in the order in which they were made: its pieces' sizes and owners."""

@@ -38,8 +38,9 @@ def check(a: CachingAllocator) -> None:
                 free.add(id(block))
             block = following
     assert mapped == a.reserved and given == a.allocated and a.allocated <= a.reserved
-    assert free == {id(block) for pool in (a.small, a.large) for block in pool.blocks.values()}
-    assert all(sorted(pool.keys) == pool.keys and set(pool.keys) == set(pool.blocks) for pool in (a.small, a.large))
+    pools = [pool for both in a.pools.values() for pool in both]
+    assert free == {id(block) for pool in pools for block in pool.blocks.values()}
+    assert all(sorted(pool.keys) == pool.keys and set(pool.keys) == set(pool.blocks) for pool in pools)
     assert a.peak_allocated >= a.allocated and a.peak_reserved >= a.reserved
 
 
@@ -222,7 +223,10 @@ def test_C4_expandable_segments_grow_by_pages() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("limits", [(None, None), (32, None), (None, 400), (32, 500)])
-def test_C4_any_sequence_gives_what_a_plain_model_gives(seed: int, limits: tuple[int | None, int | None]) -> None:
+@pytest.mark.parametrize("streams", [1, 3])
+def test_C4_any_sequence_gives_what_a_plain_model_gives(
+    seed: int, limits: tuple[int | None, int | None], streams: int
+) -> None:
     split, capacity = limits
     draw = random.Random(f"{seed} {limits}")
     text = "" if split is None else f"max_split_size_mb:{split}"
@@ -239,6 +243,7 @@ def test_C4_any_sequence_gives_what_a_plain_model_gives(seed: int, limits: tuple
             a.empty_cache()
             b.empty()
         else:
+            a.stream = b.stream = draw.randrange(streams)
             nbytes = draw.choice(sizes)
             live[number] = a.malloc(nbytes)
             b.malloc(number, nbytes)
@@ -263,6 +268,7 @@ def test_C4_no_sequence_breaks_the_books(seed: int, text: str) -> None:
         elif draw.random() < 0.04:
             a.empty_cache()
         else:
+            a.stream = draw.randrange(3)
             live.append(
                 a.malloc(draw.choice([draw.randrange(3000), draw.randrange(2 * MIB), draw.randrange(80 * MIB)]))
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -131,6 +132,77 @@ def _two(first: int, second: int) -> None:
     del a
     b = torch.empty(second, dtype=torch.uint8, device="cuda")
     del b
+
+
+def test_C4_what_one_stream_freed_is_not_handed_out_on_another() -> None:
+    """torch's allocator keeps its free blocks by stream: FSDP, whose gathers and reductions have streams of their own,
+    reserves more than it would on one."""
+    told: list[int] = []
+
+    def ask() -> torch.Tensor:
+        return torch.empty(30 * MIB, dtype=torch.uint8, device="cuda")
+
+    def run() -> None:
+        cuda = torch.cuda
+        side, other = cuda.Stream(), cuda.Stream()
+        with cuda.stream(side):
+            a = ask()
+            with cuda.stream(other):
+                del a
+                b = ask()  # noqa: F841 - freed at the end
+            told.append(cuda.memory_reserved())
+            c = ask()  # what `a` had  # noqa: F841
+            told.append(cuda.memory_reserved())
+        d = ask()  # noqa: F841
+        told.append(cuda.memory_reserved())
+        w = torch.empty(256, 256, device="cuda")
+        w @ w
+        with cuda.stream(side):
+            w @ w
+        told.append(cuda.memory_allocated())
+
+    report = estimated(run)
+    assert told[:3] == [60 * MIB, 60 * MIB, 90 * MIB]
+    assert report["memory"]["workspace_bytes"] == 2 * 32 * MIB and told[3] == 90 * MIB + 256 * 1024 + 64 * MIB
+
+
+def test_C4_the_snapshot_says_of_which_stream_memory_is() -> None:
+    with Estimator(target=H100) as estimator:
+        a = torch.empty(30 * MIB, dtype=torch.uint8, device="cuda")  # noqa: F841
+        with torch.cuda.stream(torch.cuda.Stream()):
+            b = torch.empty(40 * MIB, dtype=torch.uint8, device="cuda")
+        del b
+    snapshot = estimator.memory_snapshot()
+    assert snapshot is not None
+    assert [(row["total_size"], row["stream"]) for row in snapshot["segments"]] == [(30 * MIB, 0), (40 * MIB, 1)]
+    told = [(row["action"], row["size"], row["stream"]) for row in snapshot["device_traces"][0]]
+    assert told[-2:] == [("free_requested", 40 * MIB, 1), ("free_completed", 40 * MIB, 1)]
+
+
+@pytest.mark.parametrize("stop", ["leaves", "raises"])
+def test_C4_a_stream_that_is_left_has_no_more_memory(stop: str) -> None:
+    """Whether its block ends or raises; each device has its own."""
+    reserved: list[int] = []
+
+    def run() -> None:
+        cuda = torch.cuda
+        with contextlib.suppress(ZeroDivisionError), cuda.stream(cuda.Stream(device=1)):
+            x = torch.empty(30 * MIB, dtype=torch.uint8, device="cuda:0")  # the stream is another device's
+            del x
+            if stop == "raises":
+                raise ZeroDivisionError
+        for device in ("cuda:0", "cuda:1"):
+            y = torch.empty(30 * MIB, dtype=torch.uint8, device=device)
+            reserved.append(cuda.memory_reserved(device))
+            del y
+        with cuda.stream(cuda.Stream(device=1)):
+            z = torch.empty(30 * MIB, dtype=torch.uint8, device="cuda:1")
+            reserved.append(cuda.memory_reserved("cuda:1"))
+            del z
+
+    with Estimator(target=H100, devices=2):
+        run()
+    assert reserved == [30 * MIB, 30 * MIB, 60 * MIB]
 
 
 def test_C4_what_fits_is_decided_by_what_the_card_holds() -> None:

@@ -151,3 +151,29 @@ def test_C4_a_program_that_fails_has_no_estimate(bench: None) -> None:
 
     with pytest.raises(RuntimeError, match="a program has no estimate for a100"):
         by_tables("a100", "raise SystemExit(1)", {"own": factors.fitted()})
+
+
+@pytest.mark.parametrize(
+    "what", ["Qwen2.5-0.5B, 6,144 tokens and 2,048 more", "DistilGPT-2, AdamW, 10 texts", "Llama 3.1 8B, FSDP, 8 cards"]
+)
+def test_C4_peaks_of_memory_are_those_that_were_published(bench: None, what: str) -> None:
+    """Generation, training, and training on eight cards, whose gathers and reductions have streams of their own."""
+    import published_memory
+
+    row = next(row for row in published_memory.ROWS if row.what == what)
+    if row.needs:
+        pytest.importorskip(row.needs)
+    assert published_memory.found(row) == pytest.approx(row.nbytes, rel=0.03)
+
+
+def test_C4_parts_of_the_page_are_made_anew_where_they_are(bench: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    import accuracy_page
+
+    monkeypatch.setitem(accuracy_page.SECTIONS, "memory", lambda: "## Peaks\n\nnew\n")
+    monkeypatch.setitem(accuracy_page.SECTIONS, "energy", lambda: "## Energy\n\nalso\n\n| x |\n")
+    page = "# Page\n\n## Peaks\nold\n\n## Between\n\n## Peaks of others\n\n## Energy\nold"
+    made = accuracy_page.anew(page, ["energy", "memory"])
+    assert made == ("# Page\n\n## Peaks\n\nnew\n\n## Between\n\n## Peaks of others\n\n## Energy\n\nalso\n\n| x |\n")
+    assert accuracy_page.anew(made, ["memory", "energy"]) == made
+    with pytest.raises(SystemExit, match="no part '## Peaks'"):
+        accuracy_page.anew("# Page\n\n## Peaks of others\n", ["memory"])

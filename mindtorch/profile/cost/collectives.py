@@ -53,8 +53,8 @@ class Fitted:
 @dataclass(frozen=True)
 class Links:
     """How accelerators of one kind reach each other. link: bytes per second of each to the others of its machine, one
-    way, by data sheet; scale: of the rates that were fitted; measured: on which; assumed: the links are that one's, as
-    nobody said which the accelerator has."""
+    way, by data sheet; scale: of the rates that were fitted; measured: on which; own: it is that one; assumed: the
+    links are that one's, as nobody said which the accelerator has."""
 
     link: float
     fitted: Mapping[str, Fitted]
@@ -62,6 +62,7 @@ class Links:
     network: float
     measured: str
     assumed: bool = False
+    own: bool = False
 
     def seconds(self, kind: str, nbytes: int, ranks: int, machines: int = 1) -> float:
         """What a collective of so many bytes takes among ``ranks``, equally many on each of the machines."""
@@ -111,4 +112,12 @@ def links_of(target: str, interconnect: float | None = None) -> Links:
     base = known[own.get("as", key)]
     fitted = {kind: Fitted(**base[kind]) for kind in _FITTED}
     network = own["network"] if interconnect is None else interconnect
-    return Links(own["link"], fitted, own["link"] / base["link"], network, own.get("as", key), key != target)
+    return Links(
+        own["link"],
+        fitted,
+        own["link"] / base["link"],
+        network,
+        own.get("as", key),
+        key != target,
+        "as" not in own and key == target,
+    )

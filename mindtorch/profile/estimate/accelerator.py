@@ -59,11 +59,16 @@ class Accelerator:
         return Devices(self.memory_bytes, self.capability, self.processors, self.kind, self.count, self.others)
 
 
+def _switched(accelerator: Accelerator) -> Callable[[int, int], None]:
+    """What notes the current stream of a device, by its number, for the allocator."""
+    return lambda device, number: accelerator.devices.ask(place_of(f"{accelerator.kind}:{device}"), "stream", number)
+
+
 def answers(accelerator: Accelerator | None) -> list[Patch]:
     """(owner, attribute, replacement) of what torch says about CUDA."""
     compiling.begin()
     data_loading.begin()
-    side_streams.begin(index_of)
+    side_streams.begin(index_of, None if accelerator is None else _switched(accelerator))
     shared = [
         (torch.Tensor, "cuda", _to_cuda),
         *data_loading.patches(),

@@ -1,8 +1,8 @@
 """What torch's caching allocator for CUDA does with a program's allocations: the same rules, without memory.
 
 The rules are those of torch 2.13 (`DeviceCachingAllocator` in c10/cuda/CUDACachingAllocator.cpp, constants and settings
-in c10/core/AllocatorConfig.h), of one stream, without graph captures. Addresses are made up; they grow as segments are
-asked for, so that of two free blocks of one size the older segment's is taken.
+in c10/core/AllocatorConfig.h), without graph captures. Addresses are made up; they grow as segments are asked for, so
+that of two free blocks of one size the older segment's is taken.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class CachingAllocator:
         self.settings = settings or Settings()
         self.capacity, self.fraction = capacity, self.settings.fraction
         self.trace = trace
-        self.small, self.large = Pool(True), Pool(False)
+        self.stream = 0  # the current one: what was freed on another one is not handed out on it
+        self.pools = {0: (Pool(True), Pool(False))}  # of small blocks and of large ones, by stream
         self.allocated = self.reserved = self.requested = 0
         self.peak_allocated = self.peak_reserved = 0
         self.allocations = self.segments_now = 0  # how many now, and at most
@@ -43,7 +44,8 @@ class CachingAllocator:
 
     def malloc(self, nbytes: int) -> Block:
         size = self.settings.rounded(nbytes)
-        pool = self.small if size <= SMALL_SIZE else self.large
+        small, large = self.pools.get(self.stream) or self.pools.setdefault(self.stream, (Pool(True), Pool(False)))
+        pool = small if size <= SMALL_SIZE else large
         block = self._take(pool, size) or self._obtain(pool, size)
         rest = block.size - size
         few = ROUND if pool.small or block.expandable else SMALL_SIZE + 1
@@ -79,8 +81,9 @@ class CachingAllocator:
         block.pool.add(self._joined(block))
 
     def empty_cache(self) -> None:
-        for pool in (self.large, self.small):
-            self._release_all(pool)
+        for small, large in self.pools.values():
+            self._release_all(large)
+            self._release_all(small)
 
     def reset_peak(self) -> None:
         self.peak_allocated, self.peak_reserved, self.peak_requested = self.allocated, self.reserved, self.requested
@@ -93,7 +96,7 @@ class CachingAllocator:
     @property
     def inactive_split(self) -> int:
         """Free bytes of segments of which something is given out: what cannot go back to the device."""
-        free = (block for pool in (self.small, self.large) for block in pool.blocks.values())
+        free = (block for pools in self.pools.values() for pool in pools for block in pool.blocks.values())
         return sum(block.size for block in free if not block.whole and not block.expandable)
 
     # ---- free blocks
@@ -151,7 +154,8 @@ class CachingAllocator:
     def _obtain(self, pool: Pool, size: int) -> Block:
         """A new segment, or more of one that grows; where there is no room, after cached ones have been given back."""
         if self.settings.gc_threshold and self.fraction is not None and self.capacity is not None:
-            self._collect(int(self.settings.gc_threshold * self.fraction * self.capacity))
+            for _, large in self.pools.values():
+                self._collect(large, int(self.settings.gc_threshold * self.fraction * self.capacity))
         nbytes = self.settings.segment(size)
         make = self._grown if self.settings.expandable else self._new_segment
         block = make(pool, size, nbytes, self._limit())
@@ -231,11 +235,11 @@ class CachingAllocator:
             self._release(block)
         return released >= wanted
 
-    def _collect(self, threshold: int) -> None:
+    def _collect(self, pool: Pool, threshold: int) -> None:
         """`garbage_collection_threshold`: give back what has been free for longer than others, until below it."""
         if self.reserved <= threshold:
             return
-        wanted, pool = self.reserved - threshold, self.large
+        wanted = self.reserved - threshold
         old = {key: pool.searches - block.free_since for key, block in pool.blocks.items() if block.whole}
         ages, freed, reclaimed = sum(old.values()), True, 0
         while reclaimed < wanted and freed and old:

@@ -155,6 +155,7 @@ def facts(timed: Sequence[Timed], cluster: Cluster, links: Links | None, grouped
         "link_bytes_per_s": None if links is None else links.link,
         "links_assumed": links is not None and links.assumed,
         "links_as": None if links is None else links.measured,
+        "links_fitted": links is not None and links.own,
         "communication_s": sum(each.seconds for each in timed),
         "exposed_s": sum(each.exposed for each in timed),
         "collectives": rows(timed, cluster),

@@ -61,7 +61,7 @@ class DeviceMemory:
         self.highest_allocated = self.highest_reserved = 0  # whatever peaks the program has reset
         self.workspaces = 0
         self._given: dict[int, Block] = {}  # by index of the storage
-        self._threads: set[tuple[int, str]] = set()  # that have a workspace of a library's
+        self._handles: set[tuple[int, int, str]] = set()  # (thread, stream, library) that have a workspace
         self._blocks = self._calls = self._requests = 0  # seen of each log
 
     def advance(self, calls: Any, blocks: Any, requests: Sequence[Request] = ()) -> None:
@@ -100,8 +100,9 @@ class DeviceMemory:
         """Memory that a call takes beside its results: of a library's handle for good, for itself while it runs."""
         allocator = self.allocator
         thread = int(phase == _BACKWARD)  # autograd's thread has handles of its own
-        if taken.handle and (thread, taken.handle) not in self._threads:
-            self._threads.add((thread, taken.handle))
+        handle = thread, allocator.stream, taken.handle
+        if taken.handle and handle not in self._handles:
+            self._handles.add(handle)
             size = self.library.handles[taken.handle]
             if size:
                 self.workspaces += allocator.malloc(size).size
@@ -116,6 +117,8 @@ class DeviceMemory:
             self.allocator.reset_peak()
         elif what == "fraction":
             self.allocator.fraction = value
+        elif what == "stream":
+            self.allocator.stream = int(value)
 
     def _remember(self) -> None:
         self.highest_allocated = max(self.highest_allocated, self.allocator.peak_allocated)

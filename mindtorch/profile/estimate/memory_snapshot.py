@@ -27,6 +27,7 @@ class Snapshot:
         self._index = 0 if ":" not in timeline.device else int(timeline.device.partition(":")[2])
         self._trace: list[dict[str, Any]] = []
         self._given: dict[int, Frames] = {}  # by address: what asked for it
+        self._streams: dict[int, int] = {}  # by address: it is of one stream alone, as its segment is
         self._memory = devices.fresh(place, self._note)
         self._memory.library = devices.of(place, None, advance=False).library  # it knows the calls by now
         self._memory.advance(timeline.calls, self._blocks, devices.requests.get(place, ()))
@@ -34,7 +35,9 @@ class Snapshot:
     def _note(self, action: str, address: int, nbytes: int) -> None:
         event = self._memory.event
         at, frames = self._about(event)
-        entry = {"action": action, "addr": address, "size": nbytes, "stream": 0, "time_us": at, "frames": frames}
+        current = self._memory.allocator.stream
+        stream = current if action == "oom" else self._streams.setdefault(address, current)
+        entry = {"action": action, "addr": address, "size": nbytes, "stream": stream, "time_us": at, "frames": frames}
         if action == "oom":
             entry["device_free"], entry["addr"] = address, 0
         elif action == "alloc":
@@ -104,7 +107,7 @@ class Snapshot:
             "allocated_size": sum(row["size"] for row in given),
             "active_size": sum(row["size"] for row in given),
             "requested_size": sum(row["requested_size"] for row in given),
-            "stream": 0,
+            "stream": self._streams.get(head.address, 0),
             "segment_type": "small" if head.pool.small else "large",
             "segment_pool_id": (0, 0),
             "is_expandable": head.expandable,

@@ -1,11 +1,13 @@
 """What an estimated program gets for streams and events: its work is in program order, its collectives are beside it.
 
 Computation is counted on one stream, however many the program has. What a stream or an event of the program's stands
-for beyond that is the last collective begun on it: who waits for it waits for that one (`exchanged`).
+for beyond that is the last collective begun on it: who waits for it waits for that one (`exchanged`). Memory is of the
+stream that is current where it is asked for, as in torch's allocator.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +24,8 @@ _KINDS = {"cuda": torch.autograd.DeviceType.CUDA, "npu": torch.autograd.DeviceTy
 
 
 class Stream:
-    """Stands for torch.cuda.Stream. last: the number of the last collective begun on it; None: there is none."""
+    """Stands for torch.cuda.Stream. last: the number of the last collective begun on it; None: there is none. number:
+    of the stream; 0: the main one."""
 
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
         named = isinstance(device, (str, torch.device, int))
@@ -33,6 +36,7 @@ class Stream:
         self.stream_id, self.device_index = 0, self.device.index
         self.device_type = int(_KINDS[mode.now.accelerator or "cuda"])
         self.last: int | None = None
+        self.number = next(_numbers)
 
     def synchronize(self) -> None:
         if kernel_limits.capturing():
@@ -68,11 +72,13 @@ class Stream:
     def __enter__(self) -> Stream:
         if self is not _main:
             exchanged.streams.append(self)
+            _tell(self.device.index)
         return self
 
     def __exit__(self, *error: object) -> None:
         if self is not _main:
             exchanged.streams.remove(self)
+            _tell(self.device.index)
 
 
 class Event:
@@ -114,12 +120,21 @@ class _Only:
 
 _main: Stream | None = None
 _index: Callable[[Any], int] = int
+_switched: Callable[[int, int], None] | None = None
+_numbers = itertools.count(1)
 
 
-def begin(index: Callable[[Any], int]) -> None:
-    """A new program: its main stream. index: of a device that is named."""
-    global _main, _index
-    _main, _index = None, index
+def begin(index: Callable[[Any], int], switched: Callable[[int, int], None] | None = None) -> None:
+    """A new program: its main stream. index: of a device that is named; switched: told of the index of the device, and
+    of the number of the stream that is current from then on."""
+    global _main, _index, _switched, _numbers
+    _main, _index, _switched, _numbers = None, index, switched, itertools.count(1)
+
+
+def _tell(device: int) -> None:
+    if _switched is not None:
+        there = [stream.number for stream in exchanged.streams if stream.device.index == device]
+        _switched(device, there[-1] if there else 0)
 
 
 def current(device: Any = None) -> Stream:
@@ -132,4 +147,5 @@ def main(device: Any = None) -> Stream:
     global _main
     if _main is None:
         _main = Stream()
+        _main.number = 0
     return _main
