@@ -135,7 +135,8 @@ NEAREST = {
     "engine/remote/slices.py": "remote/test_slices.py remote/test_placing.py",
     "engine/remote/replicas.py": "remote/test_replicas.py remote/test_placing.py",
     "engine/remote/set_aside.py": "remote/test_no_memory.py",
-    "engine/remote/plan_calls.py": "remote/test_plan_calls.py remote/test_repeated_plans.py remote/test_native_plans.py remote/test_worker.py",
+    "engine/remote/plan_calls.py": "remote/test_plan_calls.py remote/test_repeated_plans.py"
+    " remote/test_native_plans.py remote/test_worker.py",
     "engine/remote/sent_segments.py": "remote/test_plans.py remote/test_session.py remote/test_loopback.py"
     " remote/test_messages.py",
     "engine/remote/generator_states.py": "remote/test_kept_draws.py remote/test_speculation.py remote/test_messages.py",
@@ -172,7 +173,8 @@ NEAREST = {
     "engine/remote/lineage.py": "remote/test_session.py cluster/test_lineage.py",
     "engine/remote/*": "remote/test_loopback.py remote/test_messages.py remote/test_overlap.py remote/test_settings.py"
     " remote/test_changing.py",
-    "engine/semantics/generation.py engine/semantics/cache_growth.py engine/semantics/snapshots.py": "semantics/test_cache_growth.py test_generation.py test_generation_caches.py",
+    "engine/semantics/generation.py engine/semantics/cache_growth.py"
+    " engine/semantics/snapshots.py": "semantics/test_cache_growth.py test_generation.py test_generation_caches.py",
     "engine/semantics/*": "semantics profile/test_owners.py profile/test_iterations.py",
     "engine/tensor/*": "test_lazy_classes.py test_lazy_tensor.py test_lazy_protocol.py",
 }
