@@ -50,7 +50,8 @@ NEAREST = {
     "_ext/kept_wrappers.pyx": "test_lazy_kept_wrappers.py",
     "_ext/keys.pyx": "test_lazy_function_entries.py test_lazy_products.py test_lazy_floats.py test_lazy_mistakes.py"
     " ext/test_tables.py programs/test_programs.py test_meta.py test_lazy_transforms.py test_lazy_protocol.py",
-    "_ext/labels.pyx": "profile/test_inclusive.py profile/test_times_apart.py profile/test_estimate.py",
+    "_ext/labels.pyx": "profile/test_inclusive.py profile/test_times_apart.py profile/test_estimate.py"
+    " profile/test_lines.py",
     "_ext/layout.pyx": "ext/test_shapes_of_each.py ext/test_shapes_nearby.py ext/test_shapes.py test_lazy_layouts.py"
     " test_meta.py programs/test_programs.py",
     "_ext/lazy.pyx": "ext/test_tape.py test_lazy_tensor.py test_limits.py test_incremental.py test_failures.py"
