@@ -141,7 +141,8 @@ NEAREST = {
     "engine/remote/sent_segments.py": "remote/test_plans.py remote/test_session.py remote/test_loopback.py"
     " remote/test_messages.py",
     "engine/remote/generator_states.py": "remote/test_kept_draws.py remote/test_speculation.py remote/test_messages.py",
-    "engine/remote/held_storages.py engine/remote/results.py": "remote/test_worker.py remote/test_loopback.py"
+    "engine/remote/held_storages.py engine/remote/results.py": "remote/test_held_storages.py remote/test_worker.py"
+    " remote/test_loopback.py"
     " remote/test_messages.py remote/test_no_memory.py remote/test_operators.py",
     "engine/remote/cuts.py": "remote/test_cut_numbers.py remote/test_cuts.py remote/test_placing.py",
     "engine/remote/homes.py": "remote/test_homes.py remote/test_division.py remote/test_placing.py",
