@@ -133,7 +133,7 @@ NEAREST = {
     "engine/remote/growth.py engine/remote/upcoming.py": "remote/test_growth.py remote/test_placing.py",
     "engine/remote/repeated.py": "remote/test_repeated.py remote/test_placing.py",
     "engine/remote/run_time.py": "remote/test_run_time.py remote/test_cut_numbers.py remote/test_placing.py",
-    "engine/remote/slices.py": "remote/test_slices.py remote/test_placing.py",
+    "engine/remote/slices.py": "remote/test_slice_bounds.py remote/test_slices.py remote/test_placing.py",
     "engine/remote/replicas.py": "remote/test_replicas.py remote/test_placing.py",
     "engine/remote/set_aside.py": "remote/test_no_memory.py",
     "engine/remote/plan_calls.py": "remote/test_plan_calls.py remote/test_repeated_plans.py"
