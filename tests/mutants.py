@@ -13,6 +13,8 @@ import compileall
 import contextlib
 import fnmatch
 import io
+import itertools
+import math
 import os
 import random
 import re
@@ -265,6 +267,7 @@ class Trial(Tree):
 
 _trial: Trial
 _reached = Reached(ROOT)
+_most = math.inf  # seconds
 
 
 def begin() -> None:
@@ -277,17 +280,22 @@ def end_of(mutant: Mutant) -> tuple[str, float]:
     """What becomes of it, and in how many seconds."""
     begun = time.monotonic()
     cases = _reached.cases(mutant.path, mutant.line, nearest(mutant.path))
+    took = itertools.accumulate(case.took for case in cases)
+    cases = [case for case, seconds in zip(cases, took) if seconds <= _most or case is cases[0]]
     return _trial.end_of(mutant, cases), time.monotonic() - begun
 
 
 def main() -> int:
+    global _most
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sample", type=int, default=300, help="number of valid mutants")
     parser.add_argument("--seed", type=int, default=0, help="seed that selects the mutants")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="number of mutants to run at a time")
     parser.add_argument("--only", default="*", help="pattern of files to change, such as '_ext/keys.pyx'")
     parser.add_argument("--least", type=float, default=90.0, help="least per cent of mutants that tests must notice")
+    parser.add_argument("--most", type=float, default=_most, help="seconds of tests that each mutant meets at most")
     asked = parser.parse_args()
+    _most = asked.most
     paths = [*(ROOT / "_ext").glob("*.pyx"), *(ROOT / "mindtorch" / "engine").rglob("*.py")]
     names = sorted(str(path.relative_to(ROOT)) for path in paths)
     drawn = [each for name in names if fnmatch.fnmatch(name, asked.only) for each in mutants(name)]

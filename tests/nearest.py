@@ -86,7 +86,7 @@ NEAREST = {
     "_ext/*.pyx": "ext/test_shapes_numbers.py ext/test_shapes_of_each.py ext/test_shapes_nearby.py ext/test_shapes.py"
     " test_meta.py",
     "engine/cache/where_kept.py engine/remote/kept_values.py": "remote/test_kept_values.py remote/test_kept_draws.py"
-    " remote/test_kept_on_several.py",
+    " remote/test_kept_on_several.py test_cache.py",
     "engine/cache/*": "test_cache_shelves.py test_cache_names.py test_cache.py",
     "engine/execute/device_copies.py engine/execute/cuda.py": "test_execute_cuda.py test_lazy_transforms.py"
     " remote/test_spread.py",
@@ -135,7 +135,7 @@ NEAREST = {
     "engine/remote/run_time.py": "remote/test_run_time.py remote/test_cut_numbers.py remote/test_placing.py",
     "engine/remote/slices.py": "remote/test_slice_bounds.py remote/test_slices.py remote/test_placing.py",
     "engine/remote/replicas.py": "remote/test_replicas.py remote/test_placing.py",
-    "engine/remote/set_aside.py": "remote/test_no_memory.py",
+    "engine/remote/set_aside.py": "remote/test_worker.py remote/test_no_memory.py",
     "engine/remote/plan_calls.py": "remote/test_plan_calls.py remote/test_repeated_plans.py"
     " remote/test_native_plans.py remote/test_worker.py",
     "engine/remote/sent_segments.py": "remote/test_plans.py remote/test_session.py remote/test_loopback.py"
