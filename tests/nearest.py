@@ -146,9 +146,12 @@ NEAREST = {
     " remote/test_messages.py remote/test_no_memory.py remote/test_operators.py",
     "engine/remote/cuts.py": "remote/test_cut_numbers.py remote/test_cuts.py remote/test_placing.py",
     "engine/remote/homes.py": "remote/test_homes.py remote/test_division.py remote/test_placing.py",
-    "engine/remote/pricing.py": "remote/test_cut_numbers.py remote/test_cuts.py remote/test_same_plans.py",
+    "engine/remote/pricing.py": "remote/test_cut_numbers.py remote/test_repeated.py remote/test_cuts.py"
+    " remote/test_same_plans.py",
     "engine/remote/division.py": "remote/test_division.py remote/test_placing.py",
-    "engine/remote/placing.py engine/remote/pending_uploads.py": "remote/test_placing.py",
+    "engine/remote/placing.py engine/remote/pending_uploads.py": "remote/test_limits_of_workers.py"
+    " remote/test_same_plans.py remote/test_placing.py"
+    " remote/test_growth.py",
     "engine/remote/spread.py engine/remote/postponed_moves.py engine/remote/moved_values.py": "remote/test_spread.py"
     " remote/test_placing.py remote/test_what_moves.py",
     "engine/execute/lent_storages.py": "remote/test_lent_storages.py",
