@@ -77,8 +77,8 @@ NEAREST = {
     "_ext/signals.pyx": "test_signals.py",
     "_ext/standin.pyx": "ext/test_standin.py test_lazy_surroundings.py",
     "_ext/streams.pyx": "npu/test_streams.py npu/test_events.py npu/test_compat.py npu/test_binding.py",
-    "_ext/tape.pyx": "ext/test_tape.py test_execute.py test_incremental.py test_failures.py ext/test_tables.py"
-    " programs/test_programs.py",
+    "_ext/tape.pyx": "ext/test_tape.py test_limits.py test_execute.py test_incremental.py test_failures.py"
+    " ext/test_tables.py programs/test_programs.py",
     "_ext/template.pyx": "ext/test_tables.py test_lazy_products.py test_lazy_tensor.py remote/test_loopback.py"
     " programs/test_programs.py",
     "_ext/timeline.pyx": "profile/test_rows.py profile/test_times_apart.py profile/test_lazy.py profile/test_report.py",
@@ -93,6 +93,7 @@ NEAREST = {
     "engine/execute/ambient.py": "remote/test_settings.py test_cache_names.py test_lazy_modes.py",
     "engine/execute/pace.py": "test_pace.py",
     "engine/execute/around_segments.py engine/execute/wrapping.py": "test_segment_hooks.py remote/test_changing.py",
+    "engine/execute/lent_storages.py": "remote/test_lent_storages.py",
     "engine/execute/triggers.py": "test_execute.py test_lazy_tensor.py test_incremental.py test_limits.py",
     "engine/execute/tensors.py": "test_lazy_tensor.py test_lazy_methods.py test_lazy_modules.py test_lazy_storage.py"
     " test_lazy_transforms.py test_lazy_sparse.py remote/test_loopback.py estimate/test_loading.py",
@@ -153,8 +154,7 @@ NEAREST = {
     " remote/test_same_plans.py remote/test_placing.py"
     " remote/test_growth.py",
     "engine/remote/spread.py engine/remote/postponed_moves.py engine/remote/moved_values.py": "remote/test_spread.py"
-    " remote/test_placing.py remote/test_what_moves.py",
-    "engine/execute/lent_storages.py": "remote/test_lent_storages.py",
+    " remote/test_placing.py remote/test_what_moves.py remote/test_changing.py",
     "engine/remote/functions.py": "remote/test_functions.py remote/test_wire.py remote/test_loopback.py"
     " remote/test_checks.py",
     "engine/remote/checks.py engine/remote/wire.py": "remote/test_wire.py remote/test_loopback.py"
@@ -180,6 +180,7 @@ NEAREST = {
     " remote/test_changing.py",
     "engine/semantics/generation.py engine/semantics/cache_growth.py"
     " engine/semantics/snapshots.py": "semantics/test_cache_growth.py test_generation.py test_generation_caches.py",
+    "engine/semantics/no_gradients.py": "profile/test_findings_no_grad.py",
     "engine/semantics/*": "semantics profile/test_owners.py profile/test_iterations.py",
     "engine/tensor/*": "test_lazy_classes.py test_lazy_tensor.py test_lazy_protocol.py",
 }
