@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parent.parent
 #: What is changed, and the tests that are near it, quick ones first: the first that fits counts.
 NEAREST = {
     "_ext/acl*.pyx": "npu/test_binding.py npu/test_aclnn.py npu/test_aclnn_calls.py npu/test_deterministic.py"
-    " npu/test_unkind.py",
+    " npu/test_kernel_rows.py npu/test_unkind.py",
     "_ext/allocator.pyx": "npu/test_allocator.py npu/test_memory.py npu/test_copies.py npu/test_faults.py"
     " npu/test_load.py",
     "_ext/attributes.pyx": "test_lazy_tensor.py test_lazy_plain_programs.py estimate/test_accelerator.py",
