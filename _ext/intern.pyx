@@ -67,6 +67,15 @@ cdef uint32_t hash_key(const uint8_t *key, uint32_t n) noexcept:
     return <uint32_t>h ^ world
 
 
+cdef uint32_t hash_meta(PyObject *dtype, object size, object stride, int64_t offset, int16_t device,
+                        uint16_t bits) except? 0:
+    cdef uint64_t h = <uint64_t>PyObject_Hash(size) ^ (<uint64_t>dtype >> 4)
+    if stride is not None:
+        h = h * 31 + <uint64_t>PyObject_Hash(stride)
+    h = (h ^ <uint64_t>offset * 0x9E3779B97F4A7C15ULL) + <uint64_t>device * 0x51ED27 + <uint64_t>bits * 0xA511E9
+    return <uint32_t>(h * 0xBF58476D1CE4E5B9ULL >> 32)
+
+
 cdef uint32_t _mask_for(uint32_t cap) noexcept:
     """Of an index for so many entries, with a quarter of it empty."""
     cdef uint32_t mask = 31
@@ -79,10 +88,8 @@ cdef uint32_t _mask_for(uint32_t cap) noexcept:
 cdef class Interner:
     def __cinit__(self, size_type):
         self.size_type = size_type
-        self.cap_metas = 16
-        self.cap_sigs = 16
-        self.meta_mask = 31
-        self.sig_mask = 31
+        self.cap_metas = self.cap_sigs = 16
+        self.meta_mask = self.sig_mask = _mask_for(16)
         self.metas = <MetaS *>calloc(self.cap_metas, sizeof(MetaS))
         self.sigs = <SigS **>calloc(self.cap_sigs, sizeof(SigS *))
         self.meta_index = <uint32_t *>calloc(self.meta_mask + 1, 4)
@@ -93,7 +100,7 @@ cdef class Interner:
         self.n_sigs = 1
         self.meta_hole = 1
         self.sig_hole = 1
-        self.bytes = 16 * sizeof(MetaS) + 16 * sizeof(SigS *) + 2 * 32 * 4
+        self._measure(set())
         self.set_limit(LIMIT)
 
     def __dealloc__(self):
@@ -140,12 +147,7 @@ cdef class Interner:
         """Id of this metadata; `stride` is None for a contiguous tensor. The size is kept as torch.Size."""
         if type(size) is not self.size_type:
             size = self.size_type(size)      # first: making an object may run a finalizer that interns, too
-        cdef uint64_t h64 = <uint64_t>PyObject_Hash(size) ^ (<uint64_t><size_t><PyObject *>dtype >> 4)
-        if stride is not None:
-            h64 = h64 * 31 + <uint64_t>PyObject_Hash(stride)
-        h64 = (h64 ^ <uint64_t>offset * 0x9E3779B97F4A7C15ULL) + <uint64_t>device * 0x51ED27 + <uint64_t>bits * 0xA511E9
-        h64 *= 0xBF58476D1CE4E5B9ULL
-        cdef uint32_t h = <uint32_t>(h64 >> 32)
+        cdef uint32_t h = hash_meta(<PyObject *>dtype, size, stride, offset, device, bits)
         cdef uint32_t i = h & self.meta_mask
         cdef uint32_t mid
         cdef MetaS *m
@@ -230,10 +232,10 @@ cdef class Interner:
     cdef int _grow_metas(self) except -1:
         # The index first: when only that fails, the table must not be able to outgrow it.
         cdef uint32_t cap = self.cap_metas + self.cap_metas // 2
-        cdef uint32_t mask = self.meta_mask * 2 + 1
+        cdef uint32_t mask = _mask_for(cap)
         cdef MetaS *p
         cdef uint32_t *index
-        if cap * 4 > (self.meta_mask + 1) * 3:
+        if mask > self.meta_mask:
             index = <uint32_t *>malloc((<size_t>mask + 1) * 4)
             if not index:
                 raise MemoryError()
@@ -373,10 +375,10 @@ cdef class Interner:
 
     cdef int _grow_sigs(self) except -1:
         cdef uint32_t cap = self.cap_sigs + self.cap_sigs // 2
-        cdef uint32_t mask = self.sig_mask * 2 + 1
+        cdef uint32_t mask = _mask_for(cap)
         cdef SigS **p
         cdef uint32_t *index
-        if cap * 4 > (self.sig_mask + 1) * 3:
+        if mask > self.sig_mask:
             index = <uint32_t *>malloc((<size_t>mask + 1) * 4)
             if not index:
                 raise MemoryError()

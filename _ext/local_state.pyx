@@ -55,8 +55,7 @@ def start(str library, find, list keyed, no_grad, with_function_mode):
     """
     global grad_, functions_
     cdef bint read = bool(library) and mt_open(library.encode())
-    if read and not no_keys():
-        read = False
+    read = read and no_keys()
     for context in keyed if read else ():
         with context:
             read = read and not no_keys()

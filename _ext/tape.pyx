@@ -370,7 +370,7 @@ cdef class Tape:
             return
         while k < self.n_chunks and not self.chunks[k]:
             k += 1
-        if k and (k == self.n_chunks or k * 2 >= self.cap_chunks or k >= 64):
+        if k and 2 * k >= self.n_chunks:     # so that moving them stays O(1) per chunk
             memmove(self.chunks, self.chunks + k, (self.n_chunks - k) * sizeof(Chunk *))
             self.n_chunks -= k
             self.chunk0 += k

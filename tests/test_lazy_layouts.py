@@ -211,20 +211,6 @@ def test_L9_the_layout_of_a_dense_result_carries_over() -> None:
     assert shrink.dense((4, 6), (12, 2), (40, 60)) is None
 
 
-@pytest.mark.parametrize(
-    ("size", "stride", "expected"),
-    [
-        ((2, 3), None, True),
-        ((2, 3), (3, 3), True),
-        ((2, 3), (1, 2), False),
-        ((1, 3), (3, 1), True),
-        ((0,), None, False),
-    ],
-)
-def test_L9_strides_that_never_grow(size: tuple, stride: tuple | None, expected: bool) -> None:
-    assert trial._descending((torch.float32, size, stride, 0, 0, 0)) is expected
-
-
 def test_L3_strides_within_what_a_tensor_reaches_wait_and_those_beyond_do_not() -> None:
     """Whether there is more of the storage than a tensor shows is known where that is, not where calls are recorded."""
     for shown, waits in ((6, True), (5, False)):

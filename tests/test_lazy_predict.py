@@ -135,3 +135,30 @@ def test_L7_as_many_predictions_are_kept_as_were_said(inferred: list[tuple], mon
     predict.forget()
     once(ADD, 0.5, 1)
     assert len(inferred) == 5
+
+
+@pytest.mark.parametrize(("first", "second", "folds"), [
+    ((2, 3, 4), (2, 4, 5), False), ((1, 3, 4), (2, 4, 5), True), ((2, 3, 4), (1, 4, 5), True),
+    ((1, 3, 4), (1, 4, 5), False), ((4, 5), (5, 6), False), ((4,), (4, 2, 3), True), ((3, 4), (2, 4, 5), True),
+    ((2, 3, 4, 5), (2, 3, 5, 6), False), ((2, 3, 4, 5), (3, 5, 6), False), ((2, 3, 4), (4,), False),
+    ((2, 3, 4, 5), (5, 6), False), ((5, 6), (2, 3, 6, 4), True),
+])  # fmt: skip
+def test_L7_products_that_torch_makes_in_another_way_where_the_small_operand_requires_grad(
+    first: tuple, second: tuple, folds: bool
+) -> None:
+    facts = [(F32, torch.Size(size), None, 0, 0) for size in (first, second)]
+    assert predict._folds(*facts) is folds
+    strided = (F32, torch.Size(first), tuple(range(len(first))), 0, 0)
+    assert predict._folds(strided, facts[1]) is (folds or len(first) >= 3 > len(second))
+
+
+def test_L7_results_that_a_backward_op_is_not_asked_for_are_none() -> None:
+    aten, out = torch.ops.aten, (1, 2, 3)
+    info = Info(func=aten.native_batch_norm_backward.default)
+    for mask in ((True, False, True), (False, True, True), (False, False, False)):
+        asked = predict._asked_for(info, out, (*[None] * 9, list(mask)))
+        assert asked == tuple(n if wanted else None for n, wanted in zip(out, mask, strict=True))
+    assert predict._asked_for(info, out, (None,) * 9) is out, "it was given by name, or not at all"
+    assert predict._asked_for(info, [1, 2], (*[None] * 9, [True] * 3)) == [1, 2]
+    assert predict._asked_for(Info(func=aten.max.dim), out, (None, [False] * 3)) is out
+    assert predict._asked_for(Info(func=len), out, ([False] * 3,)) is out

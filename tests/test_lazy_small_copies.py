@@ -225,7 +225,7 @@ def test_L9_what_has_to_be_tried_is_tried_as_it_is_or_runs_at_once(
 
 @pytest.mark.parametrize(("size", "stride", "descending"), [
     ((2, 3), None, True), ((2, 3), (3, 1), True), ((2, 3), (1, 2), False), ((2, 3), (1, 1), True),
-    ((2, 0), (1, 1), False), ((0,), None, False), ((), None, True),
+    ((2, 0), (1, 1), False), ((0,), None, False), ((), None, True), ((1, 3), (3, 1), True),
 ])  # fmt: skip
 def test_L9_strides_that_descend(size: tuple[int, ...], stride: tuple | None, descending: bool) -> None:
     assert trial._descending(plain(*size, stride=stride)) is descending

@@ -1,4 +1,4 @@
-"""Run by test_faults.py with faults.c preloaded: each scenario with its first, second, … allocation failing."""
+"""Run by tests/test_memory_safety.py with faults.c preloaded: in each scenario each allocation fails in turn."""
 
 from __future__ import annotations
 

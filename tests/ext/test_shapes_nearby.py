@@ -79,6 +79,76 @@ def answers(name: str, args: tuple, kwargs: dict[str, Any]) -> list[Any] | None:
     return [(tuple(t.shape), tuple(t.stride()), t.dtype) for t in outs if isinstance(t, torch.Tensor)]
 
 
+#: How many of these calls the rule of an op answers: what it leaves to torch besides is right, but slower.
+ANSWERED = {
+    name: int(line.split()[0])
+    for line in """
+0 _to_copy
+6 dot
+12 mv
+13 addmv
+15 adaptive_avg_pool3d
+21 addmm
+23 gelu_backward sigmoid_backward silu_backward tanh_backward
+24 rms_norm stack adaptive_avg_pool2d
+25 baddbmm
+27 group_norm
+28 scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu
+31 convolution conv_transpose1d avg_pool1d
+35 conv_transpose2d conv_transpose3d
+40 bitwise_not
+44 bmm
+47 threshold_backward
+48 clone
+50 conv1d
+51 addcdiv addcmul
+53 leaky_relu_backward
+54 max_pool1d
+58 clamp_min clamp_max
+61 avg_pool3d
+62 avg_pool2d
+63 linear
+64 conv2d
+66 max_pool2d
+68 max_pool3d
+69 native_layer_norm conv3d
+70 embedding
+73 argmax argmin
+75 lerp
+76 mm native_batch_norm _native_batch_norm_legit
+77 std var
+79 to
+80 prod all any _softmax _log_softmax
+86 softmax log_softmax
+87 layer_norm
+92 cat
+116 matmul
+124 masked_fill
+125 bitwise_and bitwise_or bitwise_xor
+131 acos acosh asin asinh atan atanh cos cosh digamma erf erfc erfinv exp2 expm1 hardtanh lgamma log10 log1p log2 \
+reciprocal rsqrt sigmoid sin sinh tan tanh
+137 elu frac gelu hardsigmoid hardswish leaky_relu mish relu6 selu silu softplus square
+169 abs ceil floor round sign trunc
+173 clamp
+177 exp isnan log logical_not sqrt
+180 atan2 fmax fmin maximum minimum mean
+183 amax amin
+198 sum
+201 neg relu
+224 pow
+241 where
+270 logical_and logical_or logical_xor
+296 rsub
+314 sub
+332 div true_divide
+377 floor_divide fmod remainder
+378 eq ge gt le lt ne
+399 add mul
+""".strip().splitlines()
+    for name in line.split()[1:]
+}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_M3_what_a_rule_answers_nearby_is_what_torch_answers(name: str) -> None:
     wrong, answered = [], 0
@@ -94,6 +164,7 @@ def test_M3_what_a_rule_answers_nearby_is_what_torch_answers(name: str) -> None:
             if (comes and not values) if expected is None else ours[: len(expected)] != expected:
                 wrong.append(([tuple(a.shape) if isinstance(a, torch.Tensor) else a for a in args], ours, expected))
     assert not wrong, (len(wrong), answered, wrong[:5])
+    assert answered == ANSWERED[name]
 
 
 def named(name: str) -> Iterator[tuple[tuple, dict[str, Any]]]:

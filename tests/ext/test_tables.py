@@ -227,12 +227,13 @@ from mindtorch.engine.execute.values import tape
 
 held = []
 
-def taken(n):
+def taken(n, more=0):
     "By one new entry: what most of nine took, since a table or a chunk of records may grow at any of them."
     took = []
     for k in range(9):
         before = tape.counters()["bytes_held"]
-        held.append(torch.empty_strided((n, 0, k), (1, 1, 1), device="remote_accelerator:0"))
+        size = (n, 0, k, *[1] * more)
+        held.append(torch.empty_strided(size, (1,) * len(size), device="remote_accelerator:0"))
         took.append(tape.counters()["bytes_held"] - before)
     return statistics.mode(took)
 
@@ -240,6 +241,9 @@ taken(3)
 for sizes in ((4, 5), (255, 256, 257, 258), ((1 << 30) - 1, 1 << 30), ((1 << 30) + 1, 1 << 31)):
     bytes_of = [taken(n) - (sys.getsizeof(n) if n > 256 else 0) for n in sizes]
     assert len(set(bytes_of)) == 1, (sizes, bytes_of)
+ranks = [taken(7, more) for more in range(4)]
+one = sys.getsizeof((1,)) - sys.getsizeof(()) + 2 * 2  # in a tuple that is held once, and in the key two small numbers
+assert ranks == [ranks[0] + one * more for more in range(4)], ranks
 """
 
 

@@ -31,6 +31,21 @@ def test_C2_a_scope_is_never_longer_than_the_whole(tmp_path, monkeypatch) -> Non
     del sys.modules["slow_within"]
 
 
+def test_C2_a_program_that_numbers_its_scopes_names_4096_of_them() -> None:
+    with Profiler(whole=True) as profiler:
+        torch.ones(2)
+        for k in (*range(4098), 3, 4097):
+            with torch.profiler.record_function(f"step {k}"):
+                pass
+    rows = {row["name"]: row for row in profiler.report()["labels"]}
+    assert len(rows) == 4097 and "step 4096" not in rows
+    assert {name: rows[name]["calls"] for name in ("step 0", "step 3", "step 4095", "(others)")} == {
+        "step 0": 1, "step 3": 2, "step 4095": 1, "(others)": 3,
+    }  # fmt: skip
+    for row in (rows["step 3"], rows["(others)"]):
+        assert row["calls"] * row["min_s"] <= row["total_s"] <= row["calls"] * row["max_s"]
+
+
 def test_C2_a_scope_within_which_the_first_model_is_called_counts_from_that_call() -> None:
     """What an optimizer's step does before its closure calls a model is construction, as far as the report goes."""
     net, x = nn.Linear(2, 2), torch.ones(1, 2)

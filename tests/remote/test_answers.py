@@ -15,7 +15,7 @@ STATE = torch.Generator().get_state().numpy().tobytes()
 #: A failure was told, and two storages are known.
 KNOWN = Known({5}, {1: 12, 2: 40})
 FETCH = ("fetch", (1, F, (3,), (1,), 0, 0))
-STORAGE, SMALL = ("storage", 2), ("small", [1, 2])
+STORAGE, SMALL, DIGEST = ("storage", 2), ("small", [1, 2]), ("digest", [1, 2])
 BASE = 100
 CALL = ("call", BASE, [(1, F, (3,), (1,), 0, 0), (2, F, (10,), (1,), 0, 0)], "f", (), {}, -1, True)
 ON_FIRST, ON_NEW = (1, F, (3,), (1,), 0, 0), (BASE, F, (2,), (1,), 0, 0)
@@ -43,6 +43,8 @@ MAY: list[tuple[tuple, Any]] = [
     *[(SMALL, a) for a in ([bytes(12), bytes(40)], [None, bytes(40)], [bytes(13), None], [None, None])],
     (("small", [9]), [b""]),
     (("small", []), []),
+    *[(request, ("memory", "why")) for request in (FETCH, STORAGE)],
+    *[(DIGEST, answer) for answer in ([bytes(32), None], [None, None], [bytes(32)] * 2)],
     *[(CALL, a) for a in (("failed", 5), ("cannot", "why"), ("raised", "ValueError", "why"))],
     *[(CALL, gave(("given", k))) for k in (0, 1)],
     *[(CALL, gave(("value", (k, *ON_NEW[1:])))) for k in (1, 2, BASE, BASE + NEW_STORAGES - 1)],
@@ -74,6 +76,9 @@ MAY_NOT: list[tuple[tuple, Any]] = [
     *[(request, ("failed", k)) for request in (FETCH, STORAGE, CALL) for k in (0, 4, 6, True, "5")],
     *[(request, ("failed", 5, 5)) for request in (FETCH, STORAGE, CALL)],
     *[(request, answer) for request in (FETCH, STORAGE, SMALL, CALL) for answer in (None, (), "failed", 5)],
+    *[(request, ("memory", *why)) for request in (FETCH, STORAGE) for why in ((), (1,), ("a", "b"))],
+    *[(DIGEST, [each, None]) for each in (bytes(31), bytes(33), b"", "a" * 32)],
+    *[(DIGEST, answer) for answer in (None, [None], [None] * 3, (None, None))],
     (STORAGE, ("bytes", bytes(39))),
     (STORAGE, ("values", bytes(40))),
     *[(SMALL, a) for a in ([bytes(11), None], [None, bytes(39)], [None], [None] * 3, [3, None], (None, None))],

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import mindtorch
+from mindtorch.engine.remote.spread import SpreadExecutor
 from mindtorch.engine.remote.worker import Worker
 
 LAZY = "remote_accelerator:0"
@@ -73,15 +74,18 @@ def test_R1_what_fails_as_the_executor_changes_fails_where_it_is_read(name: str)
         bad.tolist()
 
 
-@pytest.mark.parametrize("name", ["LoopbackExecutor", "LocalExecutor"])
-def test_R1_generators_go_along(name: str) -> None:
+@pytest.mark.parametrize("made", [
+    mindtorch.LoopbackExecutor, mindtorch.LocalExecutor,
+    lambda: SpreadExecutor([mindtorch.LoopbackExecutor() for _ in range(3)]),
+])  # fmt: skip
+def test_R1_generators_go_along(made: Callable[[], mindtorch.Executor]) -> None:
     def draws(change: bool) -> list[torch.Tensor]:
         torch.manual_seed(7)
         found = []
         for _ in range(2):
             found += [torch.rand(3, device=f"remote_accelerator:{i}") for i in (0, 2)]
             if change:
-                mindtorch.set_executor(getattr(mindtorch, name)())
+                mindtorch.set_executor(made())
         found.append(torch.rand(3, device="remote_accelerator:1"))
         return [t.cpu() for t in found]
 

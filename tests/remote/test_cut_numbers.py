@@ -270,6 +270,14 @@ def test_R5_single_units_move_as_long_as_it_pays_and_they_have_room() -> None:
     assert moved > 50
 
 
+@pytest.mark.parametrize(("layers", "units"), [(1, 1), (96, 96), (97, 49), (192, 96), (193, 1)])
+def test_R5_units_are_the_innermost_modules_of_which_there_are_96_at_most(layers: int, units: int) -> None:
+    paths = {k + 1: f"Net.{k // 2}.{k % 2}" for k in range(layers)}
+    of = _Units(chain([1000, 1000], layers=layers, paths=paths), Costs(), {}).of
+    size = 1 if units == layers else 2 if units > 1 else layers
+    assert list(of.values()) == [k // size for k in range(layers)] and len(set(of.values())) == units
+
+
 def test_R5_levels_that_are_folded_in_the_middle_and_equal_layers_are_tried() -> None:
     found = {plan.name: plan.workers for plan in plans(chain([1, 1], layers=5), Costs(), {})}
     assert list(found["equal layers"].values()) == [0, 0, 0, 1, 1]

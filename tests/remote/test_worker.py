@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
 import torch
 
+import mindtorch
 from mindtorch.engine.remote import held_storages as module
+from mindtorch.engine.remote.loopback import LoopbackExecutor
 from mindtorch.engine.remote.wire import WireError
 from mindtorch.engine.remote.worker import Worker
 
@@ -101,3 +104,34 @@ def test_R3_after_a_message_that_was_refused_comes_none(worker: Worker) -> None:
         worker.handle(b"nothing")
     with pytest.raises(WireError, match="expected no message after one that was refused"):
         worker.handle(b"")
+
+
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize("name", ["_ran", "call", "fetch", "small", "storage"])
+def test_R4_each_kind_of_request_may_find_no_memory_and_the_session_goes_on(
+    name: str, timed: bool, loopback: LoopbackExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the worker answers then is an answer to what was asked: no session ends with it."""
+    lazy = "remote_accelerator:0"
+    x, written = torch.arange(100_000.0).to(lazy), torch.zeros(3).to(lazy)
+    assert x.sum().item() > 0 and written.sum().item() == 0
+    asked: list[str] = []
+
+    def none(*_given: object) -> object:
+        asked.append(name)
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Worker, name, none)
+        with contextlib.ExitStack() as watched:
+            if timed:
+                watched.enter_context(mindtorch.register_segment_hook(lambda _segment: None))
+            written.add_(1)
+            reads = (lambda: (x + 1).sum().item(), x.unique, x.cpu, x[9::2].cpu, x.untyped_storage, written.tolist)
+            for read in reads:
+                with contextlib.suppress(torch.OutOfMemoryError, MemoryError):  # the program may calculate it itself
+                    read()
+    assert asked
+    assert (x + 1).sum().item() == torch.arange(1.0, 100_001).sum().item()
+    assert torch.equal(x.cpu(), torch.arange(100_000.0))
+    assert (torch.zeros(3).to(lazy) + 1).tolist() == [1] * 3

@@ -252,11 +252,11 @@ class Worker(HeldStorages):
         return failures, corrections, times, without, lost, idle, plan.ready.counted()
 
     def _run_without_memory(
-        self, why: str, number: int, base: int, _positions: bytes, _changed: bytes, timed: bool
+        self, why: str, number: int, base: int, positions: bytes, changed: bytes, timed: bool
     ) -> tuple:
         """What `run` answers where there is no memory for it: that nothing of the plan was computed or written."""
+        self._not_speculated(why, number, base, positions, changed)
         plan = self._plans[number]
-        plan.did_not_run()
         self._failures += 1
         failed, n = self._failures, len(plan.steps)
         outputs = sum(len(step.definition.predicted) for step in plan.steps)
@@ -270,7 +270,7 @@ class Worker(HeldStorages):
                 lost.append((k, failed, described[i][0]))
         times = [None] * n if timed else []
         without = [(k, failed) for k in range(outputs)]
-        return [(0, failed, OUT_OF_MEMORY, why)], [], times, without, lost, n, (0, 0, 0)
+        return [(0, failed, OUT_OF_MEMORY, why)], [], times, without, lost, n, plan.ready.counted()
 
     def _keep(self, plan: Plan, values: Sequence[Any], base: int) -> None:
         """Outputs that the plan keeps are storages from now on."""
