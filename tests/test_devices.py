@@ -7,6 +7,8 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
