@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mindtorch._ext import module_state
 from mindtorch.engine.semantics import generation
 from mindtorch.profile import Profiler
 from mindtorch.profile.cost import targets
@@ -496,26 +495,3 @@ def test_C2_a_cache_has_its_kind_at_the_peak(kind: str, run: type[Profiler | Est
         assert "key-value cache" not in kinds and kinds["buffers"] >= at_end
     else:  # at the peak there are that of the call before and that of this one, or one of them
         assert kinds["key-value cache"] in {*of.values(), of[24] + of[25], of[25] + of[26], of[26] + of[27]}
-
-
-def test_L12_what_a_module_holds_is_found_whatever_the_order_of_its_attributes() -> None:
-    class Holder(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("scale", torch.ones(1))
-            self.setting, self.name, self.keys = 2.0, "a", [torch.ones(2)]
-            self.kv_cache, self.other = object(), object()
-
-    model = Holder()
-    model.below, model.again = torch.nn.Sequential(Holder(), torch.nn.Linear(2, 2), Holder()), torch.nn.ReLU()
-    for turned in model.below[0], model.below[2]:
-        own = dict(reversed(turned.__dict__.items()))
-        turned.__dict__.clear()
-        turned.__dict__.update(own)
-    model.below[1]._non_persistent_buffers_set = [torch.ones(3)]  # what every module has holds no state
-    del model.again.__dict__["_state_dict_hooks"]
-    besides = frozenset(vars(torch.nn.Module()))
-    found = module_state.values(model, besides, torch.Tensor)
-    holders = model, model.below[0], model.below[2]
-    expected = [value for each in holders for value in (each.scale, each.keys, each.kv_cache)]
-    assert sorted(map(id, found)) == sorted(map(id, expected))
