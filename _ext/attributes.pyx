@@ -5,7 +5,9 @@ Function modes of the program see these asked, as they do of torch's own tensors
 from cpython.dict cimport PyDict_GetItem
 from cpython.object cimport PyObject
 
+from .interpreter cimport mt_ask, mt_attribute
 from .lazy cimport get_tape, handle_of
+from .local_state cimport function_modes, hide_functions, show_functions
 from .structs cimport MetaS
 from .tape cimport Handle, Tape
 from .lazy import may_require_grad
@@ -62,10 +64,9 @@ cdef object device_of(int place):
 
 cdef bint _asked() except -1:
     """Is there a function mode that wants to know? A default device is none: it looks at what makes tensors."""
-    modes = PyObject_CallNoArgs(modes_on)
-    if not modes or not PyObject_CallNoArgs(functions_on):
+    if not function_modes() or not PyObject_CallNoArgs(functions_on):
         return False
-    return modes > 1 or type(mode_at(0)) is not harmless
+    return PyObject_CallNoArgs(modes_on) > 1 or type(mode_at(0)) is not harmless
 
 
 cdef class Attribute:
@@ -75,13 +76,13 @@ cdef class Attribute:
     """
     cdef object name, theirs, getter, setter
     cdef int kind
-    cdef bint asks
+    cdef bint asks, in_c           # of torch's: is it C code that gets it?
 
     def __init__(self, str name not None, theirs, bint asks=False):
         self.name = name
         self.theirs = theirs
         self.getter, self.setter = theirs.__get__, theirs.__set__
-        self.asks = asks
+        self.asks, self.in_c = asks, mt_attribute(<PyObject *>theirs) != NULL
         self.kind = KINDS.get(name, BELOW)
 
     def __get__(self, instance, owner):
@@ -111,11 +112,11 @@ cdef class Attribute:
         cdef Handle h
         cdef MetaS *m
         if self.kind == BELOW:
-            return below(self.getter, (), (t,))
+            return self.below(t)
         if self.kind == NODE:
             return self.node(t)
         if self.kind == GRADIENT:
-            found = below(self.getter, (), (t,))
+            found = self.below(t)
             return found if found is None or handle_of(found) is not None else self.getter(t)
         h = handle_of(t)
         if h is None:
@@ -133,11 +134,22 @@ cdef class Attribute:
 
     cdef node(self, t):
         try:
-            return below(self.getter, (), (t,))
+            return self.below(t)
         except RuntimeError:
             if not give_nodes((t,)):
                 raise
-        return below(self.getter, (), (t,))
+        return self.below(t)
+
+    cdef below(self, t):
+        """What torch says of it, and no class is asked."""
+        cdef int hidden = hide_functions() if self.in_c else -1
+        if hidden < 0:
+            return below(self.getter, (), (t,))
+        try:
+            return mt_ask(self.theirs, t)
+        finally:
+            if hidden:
+                show_functions()
 
     def answer(self, tuple args, dict kwargs):
         """What torch's getter gives, once modes and classes of the program have had their say."""
@@ -161,10 +173,18 @@ def question(theirs):
     """A method that asks a tensor of ours something that torch itself knows of it. `theirs`: torch's own."""
 
     def method(self, *args, **kwargs):
+        cdef int hidden
         if _asked():
             return handle_torch_function(theirs, (self,), self, *args, **kwargs)
         if args and type(args[0]) is not int:
             return theirs(self, *args, **kwargs)   # which torch may have to ask
-        return below(theirs, (), (self,) + args, kwargs) if kwargs else below(theirs, (), (self,) + args)
+        hidden = hide_functions()
+        if hidden < 0:
+            return below(theirs, (), (self,) + args, kwargs) if kwargs else below(theirs, (), (self,) + args)
+        try:
+            return theirs(self, *args, **kwargs)
+        finally:
+            if hidden:
+                show_functions()
 
     return method

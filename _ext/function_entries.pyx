@@ -12,9 +12,11 @@ from .intercept cimport NOT_RECORDED, known, may_be_whole, whole_call
 from .intern cimport KIND_RECORD, OpInfo
 from .interpreter cimport mt_binary, mt_copy, mt_subscript
 from .keys cimport asks_first, encode_vector, is_ours, somebody_asks_first
-from .lazy cimport type_of
+from .lazy cimport handle_of, type_of
+from .local_state cimport function_modes
 from .registry cimport info_of
 from .shortcuts cimport first
+from .tape cimport Handle
 
 cdef extern from *:
     """
@@ -50,7 +52,14 @@ cdef dict _twins = {}                      # function → torch's own, without o
 cdef object attempt(PyObject *f, PyObject **given, Py_ssize_t n, PyObject *names):
     cdef OpInfo info = info_of(<object>f, False)
     cdef Py_ssize_t named = PyTuple_GET_SIZE(<object>names) if names else 0
-    if is_among(given, n + named) and may_be_whole(info) and not (somebody_asks_first() and one_asks(given, n + named)):
+    cdef Handle h
+    if info.of_dtype is not None:
+        h = handle_of(<object>given[0]) if n == 1 and not named else None
+        if h is not None and not asks_first(type_of(given[0])) and not function_modes():
+            return getattr(<object>h.tape.interner.metas[h.meta].dtype, info.of_dtype)
+    elif is_among(given, n + named) and may_be_whole(info) and not (
+        somebody_asks_first() and one_asks(given, n + named)
+    ):
         if not encode_vector(info, given, n, names):
             out = known(info)
             if out is not NOT_RECORDED:

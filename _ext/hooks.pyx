@@ -4,6 +4,9 @@ A function stays the object that it is: what is exchanged is the C function behi
 function modes, pickles, Dynamo's tables and names taken before the import. A call that does not concern us costs one
 more C call and one dictionary probe.
 """
+import sys
+
+from cpython.dict cimport PyDict_GetItem
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 
@@ -691,6 +694,10 @@ cdef int _slot_of(object function) noexcept:
 cdef object _last_foreign = None      # a device seen not to be ours: programs pass the same object again and again
 
 
+cdef dict _device_types = {}               # of torch's, which writes them anew each time
+cdef object _device_class = None           # torch.device, once one was met
+
+
 cpdef object type_of(object device):
     """``"cuda"`` of ``"cuda:0"``, of a torch.device, of a mindtorch.device; None of what is no device.
 
@@ -698,6 +705,23 @@ cpdef object type_of(object device):
     """
     if isinstance(device, str):
         return (<str>device).split(":", 1)[0].rstrip("0123456789")
+    return _type_of_torchs(device) if type(device) is _device_class else _type_of_any(device)
+
+
+cdef object _type_of_torchs(object device):
+    cdef PyObject *known = PyDict_GetItem(_device_types, device)
+    if known != NULL:
+        return <object>known
+    kind = device.type
+    if kind != "privateuseone":            # it may get another name, once
+        _device_types[device] = kind
+    return kind
+
+
+cdef object _type_of_any(object device):
+    global _device_class
+    if type(device) is getattr(sys.modules.get("torch"), "device", None):
+        _device_class = type(device)
     return getattr(device, "type", None)
 
 

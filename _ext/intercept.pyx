@@ -25,7 +25,9 @@ from .lazy cimport forget_kept, get_tape, handle_of, has_kept, has_noted, rename
 from .ledger cimport (
     NAME_DETACH, Place, Script, has_script, here, keep_script, learn, listening, note_call, note_name, settle, stopped,
 )
-from .local_state cimport function_modes, grad_mode as asked_grad_mode, no_keys, undisturbed
+from .local_state cimport (
+    function_modes, grad_mode as asked_grad_mode, hide_functions, no_keys, show_functions, undisturbed,
+)
 from .overlap cimport refused_overlap
 from .registry cimport info_of, set_describe, set_info
 from .shortcuts cimport may_remember, remember, shortcut, version_of
@@ -51,7 +53,7 @@ cdef Key *K = current_key()
 cdef object infer, run_eagerly, run_whole, without_nodes, lift, mixed_devices, joined, on_record
 cdef object inference_enabled, inference_mode, forward_ad
 cdef object excluded, past_autograd    # asked in a dispatch: whether it came through torch's dispatcher
-cdef object below, detach, increment_version, requires_grad, is_inference, functions_enabled, functions_below
+cdef object below, detach, increment_version, requires_grad, is_inference, functions_below
 cdef uint64_t n_whole = 0             # calls recorded at the function level
 cdef uint64_t n_dispatch = 0          # calls recorded at the dispatch level
 cdef bint logging = False, apart = False
@@ -65,7 +67,7 @@ def init(hooks, torch):
     global forward_ad, below, detach
     global excluded, past_autograd
     global inference_enabled, inference_mode, increment_version, requires_grad, is_inference
-    global functions_enabled, functions_below
+    global functions_below
     tape = get_tape()
     inference_enabled = torch.is_inference_mode_enabled
     inference_mode = torch.inference_mode
@@ -75,7 +77,7 @@ def init(hooks, torch):
     past_autograd = torch._C.DispatchKey.ADInplaceOrView
     forward_ad = torch.autograd.forward_ad
     requires_grad = torch._C.TensorBase.requires_grad
-    functions_enabled, functions_below = torch._C._is_torch_function_enabled, torch._C.DisableTorchFunctionSubclass
+    functions_below = torch._C.DisableTorchFunctionSubclass
     is_inference = torch._C.TensorBase.is_inference
     increment_version = torch.autograd.graph.increment_version
     set_describe(hooks.describe)
@@ -615,6 +617,8 @@ def torch_function(cls, func, types, tuple args=(), kwargs=None):
         if out is not NOT_RECORDED:
             return out
         short = may_remember and PyTuple_GET_SIZE(args) > 0
+    if info.of_dtype is not None and info.twin is None and shorten is not None:
+        shorten(func, info)
     if info.kind == KIND_RECORD:
         # What an operator called by name writes or views, torch's layers above the dispatch level must see.
         if not info.view and (info.whole or not info.writes) and _plain_call() and (
@@ -682,11 +686,17 @@ cdef inline object _gone_on(OpInfo info, object func, object types, tuple args, 
 
 def torch_dispatch(cls, func, types, tuple args=(), kwargs=None):
     """`__torch_dispatch__` of LazyTensor."""
-    if PyObject_CallNoArgs(functions_enabled):
-        # From C++ in a backward pass: hooks have their say there, but what is called from here is torch's own.
+    # From C++ in a backward pass: hooks have their say there, but what is called from here is torch's own.
+    cdef int enabled = hide_functions()
+    if enabled < 0:                        # torch does not export it
         with functions_below():
             return _dispatched(func, args, kwargs)
-    return _dispatched(func, args, kwargs)
+    if not enabled:
+        return _dispatched(func, args, kwargs)
+    try:
+        return _dispatched(func, args, kwargs)
+    finally:
+        show_functions()
 
 
 cdef object _dispatched(object func, tuple args, object kwargs):

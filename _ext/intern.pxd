@@ -100,6 +100,7 @@ cdef class OpInfo:
     cdef public bint copies        # function level: gives fresh memory, for some arguments at least
     cdef public bint pointwise     # may write a tensor that it also reads
     cdef public bint short         # function level: may come to the same each time, see shortcuts.pyx
+    cdef public str of_dtype       # function level: it says of a tensor what this attribute of the dtype does
     cdef public bint bumps         # torch's kernel, not its autograd layer, advances the version of what is written
     cdef bint named                # an interned call names it
     cdef public object twin        # what does as torch's `func`, where that has an entry of ours; None: nobody asked

@@ -47,6 +47,7 @@ class OpInfo:
     pointwise: bool
     bumps: bool
     short: bool
+    of_dtype: str | None
     whole: bool
     copies: bool
     def __init__(

@@ -18,4 +18,8 @@ cdef bint no_keys() noexcept                   # all as by default: no dispatch 
 # As torch's own functions say; these run no Python code.
 cdef bint grad_mode() except -1
 cdef bint function_modes() except -1
+# From now on no class is asked about functions in this thread. 1: show_functions() has to follow; 0: none was before;
+# -1: torch has to be told in Python, where there are any.
+cdef int hide_functions() except -2
+cdef void show_functions() noexcept
 cdef bint undisturbed() except -1              # no dispatch mode, no autocast

@@ -3,6 +3,7 @@
 A model has hundreds of modules with dozens of attributes each, nearly all of which are settings of it.
 """
 from cpython.dict cimport PyDict_GetItem, PyDict_Next
+from cpython.list cimport PyList_GET_ITEM
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_TYPE
 from cpython.set cimport PySet_Add, PySet_Contains
@@ -46,6 +47,8 @@ cdef int _look(module, frozenset besides, PyTypeObject *tensor_class, list found
     cdef Py_ssize_t at
     cdef object each, held, number
     cdef dict own
+    cdef list usual = []           # of `besides`, those of the first module, in its order: it is that of nearly all
+    cdef Py_ssize_t k
     while todo:
         each = todo.pop()
         own = each.__dict__
@@ -62,9 +65,17 @@ cdef int _look(module, frozenset besides, PyTypeObject *tensor_class, list found
         while PyDict_Next(held, &at, &key, &value):
             if PyObject_TypeCheck(value, tensor_class):
                 found.append(<object>value)
-        at = 0
+        at = k = 0
         while PyDict_Next(own, &at, &key, &value):
-            if is_setting(value) or not isinstance(<object>key, str) or PySet_Contains(besides, <object>key):
+            if k < len(usual) and PyList_GET_ITEM(usual, k) == key:
+                k += 1
+                continue
+            if is_setting(value) or not isinstance(<object>key, str):
+                continue
+            if PySet_Contains(besides, <object>key):
+                if each is module:
+                    usual.append(<object>key)
+                    k += 1
                 continue
             if PyObject_TypeCheck(value, tensor_class) or isinstance(<object>value, (list, tuple)):
                 found.append(<object>value)

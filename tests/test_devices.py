@@ -7,6 +7,8 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -289,3 +291,21 @@ def test_D5_what_is_no_device_is_torchs():
 def test_D2_a_wrong_index_of_ours_is_said_in_our_words(wrong, use):
     with pytest.raises(RuntimeError, match=f"one of {', '.join(DEVICE_TYPES)}.*"):
         use(wrong)
+
+
+def test_S15_the_type_of_a_device_is_what_torch_says_also_after_it_got_its_name(
+    after_torch: Callable[..., Any],
+) -> None:
+    code = """
+        import torch, mindtorch
+        from mindtorch.devices.places import type_of
+        slot = torch.device("privateuseone", 1)
+        assert [type_of(slot) for _ in range(2)] == ["privateuseone"] * 2
+        torch.ones(1, device="remote_accelerator")  # torch is told the name
+        made = [torch.device(kind, 1) for kind in ("cuda", "cpu", "meta", "xla", "remote_accelerator")]
+        for device in [slot, *made, *made]:
+            assert type_of(device) == device.type == type_of(str(device))
+        assert type_of(None) is type_of(0) is None
+        print(slot.type)
+    """
+    assert after_torch(code).stdout.split() == ["remote_accelerator"]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import mindtorch
-from mindtorch._ext import context
+from mindtorch._ext import context, module_state
 from mindtorch.engine.semantics import generation, snapshots
 from mindtorch.profile import Profiler
 from mindtorch.profile.cost import targets
@@ -342,3 +342,26 @@ def test_L12_a_models_class_goes_with_the_program() -> None:
     del model
     gc.collect()
     assert kind() is None
+
+
+def test_L12_what_a_module_holds_is_found_whatever_the_order_of_its_attributes() -> None:
+    class Holder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.ones(1))
+            self.setting, self.name, self.keys = 2.0, "a", [torch.ones(2)]
+            self.kv_cache, self.other = object(), object()
+
+    model = Holder()
+    model.below, model.again = torch.nn.Sequential(Holder(), torch.nn.Linear(2, 2), Holder()), torch.nn.ReLU()
+    for turned in model.below[0], model.below[2]:
+        own = dict(reversed(turned.__dict__.items()))
+        turned.__dict__.clear()
+        turned.__dict__.update(own)
+    model.below[1]._non_persistent_buffers_set = [torch.ones(3)]  # what every module has holds no state
+    del model.again.__dict__["_state_dict_hooks"]
+    besides = frozenset(vars(torch.nn.Module()))
+    found = module_state.values(model, besides, torch.Tensor)
+    holders = model, model.below[0], model.below[2]
+    expected = [value for each in holders for value in (each.scale, each.keys, each.kv_cache)]
+    assert sorted(map(id, found)) == sorted(map(id, expected))

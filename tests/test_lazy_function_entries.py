@@ -54,6 +54,56 @@ def refuse(*_: Any) -> Any:
     raise AssertionError("by the detour")
 
 
+@pytest.mark.parametrize("name", ["is_complex", "is_floating_point"])
+def test_S15_what_an_optimizer_asks_of_each_parameter_goes_no_detour(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = getattr(torch, name)
+    dtypes = [torch.float32, torch.bfloat16, torch.complex64, torch.int64, torch.bool]
+    plain = [torch.ones(2, dtype=dtype) for dtype in dtypes]
+    asked = [*(t.to(LAZY) for t in plain), torch.nn.Linear(2, 2).to(LAZY).weight]
+    ask(asked[0])  # by torch's way
+    for cls in {type(t) for t in asked}:
+        assert "__torch_function__" in vars(cls)  # torch looks for it by name: it is found in the first class
+        monkeypatch.setattr(cls, "__torch_function__", classmethod(refuse))
+    found = [ask(t) for t in asked]
+    monkeypatch.undo()
+    assert found == [*map(ask, plain), ask(torch.ones(1))]
+    assert all(type(each) is bool for each in found)
+
+
+def test_S15_questions_are_torchs_in_all_else() -> None:
+    x, y = pair()
+    torch.is_complex(y)
+    seen = []
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        assert not torch.is_complex(y)
+    assert seen == [torch.is_complex]
+
+    class Another(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return (
+                "its own" if func is torch.is_complex else super().__torch_function__(func, types, args, kwargs or {})
+            )
+
+    other = x.as_subclass(Another)
+    assert torch.is_complex(other.to(LAZY)) == torch.is_complex(other) == "its own"  # type: ignore[comparison-overlap]
+    assert torch.is_complex(input=y) is torch.is_complex(x) is False
+    for wrong in (lambda t: torch.is_complex(), lambda t: torch.is_complex(t, t), lambda t: torch.is_complex(t, of=1)):
+        with pytest.raises(TypeError) as ours:
+            wrong(y)
+        with pytest.raises(TypeError) as torchs:
+            wrong(x)
+        assert str(ours.value).replace("LazyTensor", "Tensor") == str(torchs.value)
+
+
 def test_S1_an_entry_leaves_the_function_torchs_own() -> None:
     x, y = pair()
     before = torch.add

@@ -217,8 +217,12 @@ def test_S14_without_torchs_operators_it_takes_torchs_way(in_python: Callable[..
             assert v._base is x and x._version == k + 1 and v.shape == (3,)
         assert shortcuts.remembered() == (0, 0)
         assert x.tolist() == [0, 1, 2, 7, 8, 9]
+        p = torch.ones(6, device="remote_accelerator:0", requires_grad=True)
         with torch.no_grad():
-            assert not (x * torch.ones(6, device="remote_accelerator:0", requires_grad=True)).requires_grad
+            assert not (x * p).requires_grad
+        (x * p).sum().backward()
+        assert p.grad.tolist() == x.tolist() and p.is_leaf and p.dim() == 1 and not torch.is_complex(p)
+        assert torch._C._is_torch_function_enabled()
         print("right")
         """
     )

@@ -234,9 +234,11 @@ def read_state() -> None:
 
     local_state.ask(torch)
     keyed = [AnyOps(), torch.inference_mode(), torch.autocast("cpu")]
+    no_classes = torch._C.DisableTorchFunctionSubclass()
     core = next((library._name for library in _libraries()), "")
-    reads = local_state.start(core, exported, keyed, torch.no_grad(), AnyFunctions())
-    for what, read in zip(("dispatch keys", "grad mode", "function modes"), reads, strict=True):
+    reads = local_state.start(core, exported, keyed, torch.no_grad(), AnyFunctions(), no_classes)
+    kept = "dispatch keys", "grad mode", "function modes", "note of who is asked about functions"
+    for what, read in zip(kept, reads, strict=True):
         if not read:
             lost[f"where torch keeps its {what}"] = "each recorded call asks for them in Python, which takes longer"
 

@@ -75,12 +75,15 @@ def describe(func: Any, dispatch: bool) -> Any:
         pointwise=repeats and writes and _is_pointwise(plain_name),
         view=view and not in_place,
     )
+    info.of_dtype = _OF_DTYPE.get(func)
     info.short = repeats and (info.view or info.copies or writes or plain_name in _AUGMENTED)
     if kind == _intern.PASS and ops.about(plain_name).values_backward:
         info.kind, info.handler = _intern.HANDLER, functools.partial(_checked, info)
     return info
 
 
+#: Functions that optimizers ask of each parameter, by the attribute of the dtype that answers them.
+_OF_DTYPE = {getattr(torch._C._VariableFunctions, name): name for name in ("is_complex", "is_floating_point")}
 #: ``+=`` and its like.
 _AUGMENTED = frozenset(f"aten::__i{name}__" for name in "add sub mul truediv and or xor lshift rshift".split())
 #: Functions of torch's in C++: without Python code that could do something else the next time.

@@ -93,6 +93,9 @@ def family(base: Any, parameter: Any) -> Any:
     fast: Any = RecordedMeta(
         base.__name__, (Slotted, base), {"__slots__": (), "__module__": base.__module__, "__doc__": base.__doc__}
     )
+    for cls in fast, parameter:  # torch looks them up by name for each call, through all classes from the first on
+        for name in ("__torch_function__", "__torch_dispatch__"):
+            setattr(cls, name, next(vars(each)[name] for each in base.__mro__ if name in vars(each)))
     for cls, plain in ((base, torch.Tensor), (fast, torch.Tensor), (parameter, _Parameter)):
         _plain[id(cls)] = (cls, plain)
     _made[torch.Tensor, base._family, True] = fast
