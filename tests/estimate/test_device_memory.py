@@ -179,6 +179,15 @@ def test_C4_the_snapshot_says_of_which_stream_memory_is() -> None:
     assert told[-2:] == [("free_requested", 40 * MIB, 1), ("free_completed", 40 * MIB, 1)]
 
 
+def test_C4_a_program_that_makes_a_stream_at_each_step_has_those_of_a_pool() -> None:
+    """The 33rd stream is the first one again, of each device and priority."""
+    with Estimator("2xh100"):
+        made = [torch.cuda.Stream() for _ in range(34)]
+        high, there = torch.cuda.Stream(priority=-1), torch.cuda.Stream(device=1)
+    assert [stream.number for stream in made] == [*range(1, 33), 1, 2]
+    assert (high.number, there.number) == (33, 1)
+
+
 @pytest.mark.parametrize("stop", ["leaves", "raises"])
 def test_C4_a_stream_that_is_left_has_no_more_memory(stop: str) -> None:
     """Whether its block ends or raises; each device has its own."""

@@ -7,7 +7,6 @@ stream that is current where it is asked for, as in torch's allocator.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,12 +19,13 @@ from . import assumptions, exchanged, kernel_limits
 __all__ = ["Event", "Stream", "current"]
 
 
+_POOL = 32  # torch's streams of one priority (c10/cuda/CUDAStream.cpp)
 _KINDS = {"cuda": torch.autograd.DeviceType.CUDA, "npu": torch.autograd.DeviceType.PrivateUse1}
 
 
 class Stream:
     """Stands for torch.cuda.Stream. last: the number of the last collective begun on it; None: there is none. number:
-    of the stream; 0: the main one."""
+    of the stream; 0: the main one. Those beyond so many of a device share one, as torch's do."""
 
     def __init__(self, device: Any = None, priority: int = 0, **kwargs: Any) -> None:
         named = isinstance(device, (str, torch.device, int))
@@ -36,7 +36,9 @@ class Stream:
         self.stream_id, self.device_index = 0, self.device.index
         self.device_type = int(_KINDS[mode.now.accelerator or "cuda"])
         self.last: int | None = None
-        self.number = next(_numbers)
+        pool = self.device.index, priority < 0
+        before = _made[pool] = _made.get(pool, -1) + 1
+        self.number = 1 + before % _POOL + _POOL * (priority < 0)
 
     def synchronize(self) -> None:
         if kernel_limits.capturing():
@@ -121,14 +123,15 @@ class _Only:
 _main: Stream | None = None
 _index: Callable[[Any], int] = int
 _switched: Callable[[int, int], None] | None = None
-_numbers = itertools.count(1)
+_made: dict[tuple[int, bool], int] = {}  # streams, by device and whether their priority is high
 
 
 def begin(index: Callable[[Any], int], switched: Callable[[int, int], None] | None = None) -> None:
     """A new program: its main stream. index: of a device that is named; switched: told of the index of the device, and
     of the number of the stream that is current from then on."""
-    global _main, _index, _switched, _numbers
-    _main, _index, _switched, _numbers = None, index, switched, itertools.count(1)
+    global _main, _index, _switched
+    _main, _index, _switched = None, index, switched
+    _made.clear()
 
 
 def _tell(device: int) -> None:
