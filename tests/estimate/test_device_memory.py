@@ -181,7 +181,7 @@ def test_C4_the_snapshot_says_of_which_stream_memory_is() -> None:
 
 def test_C4_a_program_that_makes_a_stream_at_each_step_has_those_of_a_pool() -> None:
     """The 33rd stream is the first one again, of each device and priority."""
-    with Estimator("2xh100"):
+    with Estimator(target=H100, devices=2):
         made = [torch.cuda.Stream() for _ in range(34)]
         high, there = torch.cuda.Stream(priority=-1), torch.cuda.Stream(device=1)
     assert [stream.number for stream in made] == [*range(1, 33), 1, 2]

@@ -36,9 +36,7 @@ class Stream:
         self.stream_id, self.device_index = 0, self.device.index
         self.device_type = int(_KINDS[mode.now.accelerator or "cuda"])
         self.last: int | None = None
-        pool = self.device.index, priority < 0
-        before = _made[pool] = _made.get(pool, -1) + 1
-        self.number = 1 + before % _POOL + _POOL * (priority < 0)
+        self.number = 0 if kwargs.get("main") else _next_of_pool(index, priority < 0)
 
     def synchronize(self) -> None:
         if kernel_limits.capturing():
@@ -134,6 +132,11 @@ def begin(index: Callable[[Any], int], switched: Callable[[int, int], None] | No
     _made.clear()
 
 
+def _next_of_pool(device: int, high: bool) -> int:
+    made = _made[device, high] = _made.get((device, high), 0) + 1
+    return 1 + (made - 1) % _POOL + _POOL * high
+
+
 def _tell(device: int) -> None:
     if _switched is not None:
         there = [stream.number for stream in exchanged.streams if stream.device.index == device]
@@ -149,6 +152,5 @@ def main(device: Any = None) -> Stream:
     """The one that all programs begin on."""
     global _main
     if _main is None:
-        _main = Stream()
-        _main.number = 0
+        _main = Stream(main=True)
     return _main
