@@ -14,7 +14,7 @@ from cpython.object cimport PyObject
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcmp, memcpy, memset
+from libc.string cimport memcmp, memcpy, memmove, memset
 
 from .context cimport current_location, current_module, current_phase
 from .intern cimport RETURNS_TENSOR, OpInfo, hash_key, sig_alias, sig_key, sig_out_meta, sig_written
@@ -35,6 +35,7 @@ cdef extern from "Python.h":
 cdef enum:
     PLACES = 2048
     MET = 4096
+    ALIKE = 8                  # places for calls whose hashes are alike, the last that was used first
     MAX_VIEWS = 4              # that one call makes, one of the other
     NO_ALIAS = 0xFFFF
     SLICE = 0xF0               # no tag of a template: keys here are not read back
@@ -166,15 +167,35 @@ cdef bint is_index(PyObject *o) except -1:
     return (one is None or one is Ellipsis or type(one) is int) and encode(o) == OK
 
 
-cdef inline Way **place_of(uint32_t hash) noexcept:
-    return &ways[hash & (PLACES - 1)]
+cdef inline Way **places_of(uint32_t hash) noexcept:
+    return &ways[hash % (PLACES // ALIKE) * ALIKE]
 
 
 cdef Way *find(uint32_t hash) noexcept:
-    cdef Way *w = place_of(hash)[0]
-    if w == NULL or w.hash != hash or w.keylen != K.n or memcmp(key_of(w), K.buf, K.n):
-        return NULL
-    return w
+    cdef Way **places = places_of(hash)
+    cdef Way *w
+    cdef int k
+    for k in range(ALIKE):
+        w = places[k]
+        if w == NULL:
+            break
+        if w.hash == hash and w.keylen == K.n and not memcmp(key_of(w), K.buf, K.n):
+            memmove(places + 1, places, k * sizeof(Way *))
+            places[0] = w
+            return w
+    return NULL
+
+
+cdef bint was_met(uint32_t hash) noexcept:
+    """Was the call made before, as far as is known? It is from now on."""
+    cdef uint32_t *hashes = &met[hash % (MET // ALIKE) * ALIKE]
+    cdef int k = 0
+    while k < ALIKE - 1 and hashes[k] != hash:
+        k += 1
+    cdef bint found = hashes[k] == hash
+    memmove(hashes + 1, hashes, k * sizeof(uint32_t))
+    hashes[0] = hash
+    return found
 
 
 # ---- calls -----------------------------------------------------------------------------------------------------------
@@ -215,8 +236,7 @@ cdef object shortcut(OpInfo info, tuple args, dict kwargs):
     hash = hash_key(K.buf, <uint32_t>K.n)
     w = find(hash)
     if w == NULL:
-        may_remember = met[hash & (MET - 1)] == hash
-        met[hash & (MET - 1)] = hash
+        may_remember = was_met(hash)
     if w == NULL or w.kind == TORCHS or (w.kind >= NEW and not certain):
         return NOT_RECORDED
     if w.kind == SAME:
@@ -306,6 +326,7 @@ cdef int remember(OpInfo info, tuple args, dict kwargs, uint64_t since, int64_t 
     cdef View views[MAX_VIEWS]
     cdef Way *w
     cdef Way **place
+    cdef int k
     cdef uint64_t n = tape.tail - since
     cdef bint gradless
     made.kind, made.n_views = TORCHS, 0
@@ -341,8 +362,10 @@ cdef int remember(OpInfo info, tuple args, dict kwargs, uint64_t since, int64_t 
         w[0] = made
         memcpy(views_of(w), views, made.n_views * sizeof(View))
         memcpy(key_of(w), K.buf, K.n)
-        place = place_of(made.hash)
-        drop(place)
+        place = places_of(made.hash)
+        k = 0 if find(made.hash) != NULL else ALIKE - 1      # of the same call, or used least recently
+        drop(place + k)
+        memmove(place + 1, place, k * sizeof(Way *))
         place[0] = w
         held += size_of(w)
     finally:
