@@ -210,27 +210,6 @@ def test_R1_steps_that_do_more_than_make_values_are_not_run_ahead(
     assert "speculate" not in names(sent)
 
 
-class Session:
-    """As much of an executor as a `Speculation` asks for."""
-
-    def __init__(self) -> None:
-        self._alive: dict[int, int] = {}
-
-
-def test_R1_running_ahead_goes_by_what_it_saves_and_what_the_last_test_wastes() -> None:
-    """16 steps are worth what they save, as long as no more than that is wasted at the end."""
-    for alone, step, expected in ((1.0, 0.0, 10), (3.0, 1.0, 10), (1.0, 0.67, 7), (1.0, 0.9, 1), (1.0, 0.94, 1)):
-        watched = speculation.Speculation(Session())  # type: ignore[arg-type]
-        watched._alone.append(alone)
-        watched._steps = 10
-        watched._weigh(step)
-        assert watched._steps == expected and not watched._rest, (alone, step)
-    for step in (0.95, 1.0, 2.0):
-        watched._weigh(step)
-        assert watched._steps == 1
-    assert watched._rest == 32 << 2 and watched._patience == 32 << 3
-
-
 @pytest.mark.usefixtures("slow")
 def test_R1_what_runs_ahead_takes_little_memory(
     loopback: LoopbackExecutor, monkeypatch: pytest.MonkeyPatch, sent: list[tuple]
