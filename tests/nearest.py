@@ -164,7 +164,8 @@ NEAREST = {
     " remote/test_pipe.py remote/test_loopback.py remote/test_messages.py remote/test_overlap.py"
     " remote/test_settings.py",
     "engine/remote/worker.py engine/remote/shared_storages.py engine/remote/host_fallback.py"
-    " engine/remote/client.py": "remote/test_worker.py remote/test_loopback.py remote/test_messages.py"
+    " engine/remote/client.py": "remote/test_worker.py remote/test_repeated_plans.py"
+    " remote/test_loopback.py remote/test_messages.py"
     " remote/test_overlap.py remote/test_settings.py remote/test_changing.py remote/test_files.py"
     " remote/test_operators.py remote/test_spread.py remote/test_placing.py",
     "engine/remote/mirrors.py": "remote/test_mirrors.py remote/test_loopback.py remote/test_messages.py",

@@ -6,11 +6,16 @@ Every program runs on the CPU and on the lazy device from the same seed; see ``s
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mindtorch.engine.record import eager
 
 LAZY = "remote_accelerator:0"
 Same = Callable[..., None]
@@ -455,3 +460,18 @@ def test_L7_an_eager_fallback_draws_in_program_order(same_bits: Same) -> None:
     for g, e in zip(got, expected):
         same_bits(g, e)
     assert packed.shape == (3, 1)
+
+
+def test_L8_between_a_call_and_its_kernel_stands_whatever_asks_for_each_op() -> None:
+    class Looks(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    assert eager._alone()
+    for stands in (Looks(), torch.autocast("cpu", torch.bfloat16), forward_ad.dual_level()):
+        with stands:
+            assert not eager._alone()
+        assert eager._alone()
+    within = []
+    torch.func.vmap(lambda x: within.append(eager._alone()) or x)(torch.ones(2))
+    assert within == [False]

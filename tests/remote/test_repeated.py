@@ -62,6 +62,21 @@ def test_R5_what_is_made_of_small_storages_is_too_and_these_are_copied() -> None
     assert (1, 5, 1, False) in found.stays and (3, 6, 1, False) in found.stays
 
 
+def test_R5_bytes_that_come_count_as_much_as_those_that_need_not_cross() -> None:
+    """How long a message may take depends on the bytes that come, one by one, and on none that are there."""
+
+    def longest(of: list[int], homes: dict[int, int]) -> int:
+        """Message, in bytes that would cross meanwhile, up to which it is made there, too."""
+        may = [
+            n for n in range(LARGE - 512, LARGE + 512, 32) if again(mask(of), [0, 0, 0, 1], homes, byte=1.0, message=n)
+        ]
+        return max(may) if len(may) < 32 else 2 * LARGE
+
+    one, two = longest([1], {1: 0, 9: 1}), longest([1, 2], {1: 0, 2: 0, 9: 1})
+    assert LARGE - 512 < two == one - 64 < LARGE
+    assert longest([1, 2], {1: 0, 2: 1, 9: 1}) == one and longest([1], {1: 1, 9: 1}) == 2 * LARGE
+
+
 @pytest.mark.parametrize(
     ("records", "places", "given"),
     [

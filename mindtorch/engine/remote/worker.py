@@ -316,10 +316,11 @@ class Worker(HeldStorages):
     ) -> tuple:
         """Run one call now. New storages are numbered from ``base``.
 
-        Answers ("gave", results, changed): a tensor among the results is ("value", description) or ("given", index);
-        changed: (index, description) of those among ``given`` that are another storage, or other sizes, now. Or
-        ("raised", kind, text), or ("failed", number) of what was given, or ("cannot", why) for results that no message
-        can hold: the call is the client's to run then.
+        Answers ("gave", results, changed, raised): a tensor among the results is ("value", description) or ("given",
+        index); changed: (index, description) of those among ``given`` that are another storage, or other sizes, now;
+        raised: None, or ("raised", kind, text), which is all of the answer where there is no memory for the call. Or
+        ("failed", number) of what was given, or ("cannot", why) for results that no message can hold: the call is the
+        client's to run then.
         """
         try:
             tensors = [self._tensor(described) for described in given]
@@ -355,7 +356,7 @@ class Worker(HeldStorages):
             now = self._described(t, known, numbers)
             if now != described:
                 changed.append((k, now))
-        return raised if raised is not None and not changed else ("gave", results, changed, raised)
+        return "gave", results, changed, raised
 
     def _given(self, out: Any, known: dict[int, int], same: dict[int, int], numbers: Iterator[int]) -> Any:
         if isinstance(out, torch.Tensor):
