@@ -116,4 +116,6 @@ def test_R3_memory_that_there_is_not_is_an_error_that_is_answered() -> None:
         ("op aten::select_backward.default", (Reference(0), [1 << 40, 1, 1, 2, 2], 0, 1)),
     ):
         (answer,) = loads(worker.handle(dumps([("call", 50, given, name, args, {}, False, -1)])))
-        assert answer[:2] == ("raised", "OutOfMemoryError") and "allocate" in answer[2], answer
+        kind, results, changed, raised = answer
+        assert (kind, results, changed, raised[:2]) == ("gave", None, [], ("raised", "OutOfMemoryError")), answer
+        assert "allocate" in raised[2], answer

@@ -60,7 +60,9 @@ def test_R3_a_view_beyond_its_storage_fails_where_it_is_made() -> None:
     given = [(1, torch.float32, (4,), (1,), 0, 0)]
     name, args = "op aten::_reshape_alias.default", (Reference(0), [1000], [1])
     (answer,) = loads(worker.handle(dumps([("call", 50, given, name, args, {}, False, -1)])))
-    assert answer[:2] == ("raised", "RuntimeError") and "within 16 bytes" in answer[2], answer
+    kind, results, changed, raised = answer
+    assert (kind, results, changed, raised[:2]) == ("gave", None, [], ("raised", "RuntimeError")), answer
+    assert "within 16 bytes" in raised[2], answer
 
 
 @pytest.mark.parametrize("name", ["op aten::_ctc_loss.default", "op aten::ctc_loss.IntList", "torch.ctc_loss"])
@@ -72,7 +74,7 @@ def test_R3_targets_of_ctc_loss_out_of_range_are_an_error(name: str) -> None:
     given = [(1, torch.float32, (5, 2, 4), (8, 4, 1), 0, 0), (2, torch.int64, (2, 2), (2, 1), 0, 0)]
     args = (Reference(0), Reference(1), [5, 5], [2, 2])
     (answer,) = loads(worker.handle(dumps([("call", 50, given, name, args, {}, False, -1)])))
-    assert answer == ("raised", "IndexError", "expected indices in 0..3, got 1048576")
+    assert answer == ("gave", None, [], ("raised", "IndexError", "expected indices in 0..3, got 1048576"))
 
 
 @pytest.fixture(scope="session")
