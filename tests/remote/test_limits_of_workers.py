@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -45,12 +47,9 @@ def test_R5_a_limit_is_a_number_of_bytes(limit: object) -> None:
     assert PlacingExecutor([mindtorch.LoopbackExecutor()], 0).limits() == [0]
 
 
-@pytest.mark.usefixtures("nothing_pending")
 def test_R5_of_little_memory_nobody_asks_how_much_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    with using(workers(("cpu", "a", 1 << 30))) as executor:
-        others = torch.ones(1, device="remote_accelerator:0").item() * executor._held(executor.executors[0])
-        # The values and their sum, besides what tests before this one have left alive.
-        monkeypatch.setattr(placing, "_LITTLE", (others + 24 + 4) * placing._GROWN)
-        x = torch.ones(6, device="remote_accelerator:0")
-        assert x.sum().item() == 6 and executor._limits is None
-        assert torch.ones(7, device="remote_accelerator:0").sum().item() == 7 and executor._limits is not None
+    executor = workers(("cpu", "a", 1 << 30))
+    monkeypatch.setattr(placing, "_divided", SimpleNamespace(nbytes=lambda segment: segment))
+    monkeypatch.setattr(placing, "_LITTLE", 28 * placing._GROWN)
+    assert executor._fits(28) and executor._limits is None
+    assert executor._fits(29) and executor._limits == [1 << 30]
