@@ -39,7 +39,7 @@ class Simulated(LoopbackExecutor):
     def __init__(self) -> None:
         super().__init__()
         self._handle = self._send
-        self._send, self._post = self._wait, self._begin  # type: ignore[assignment]
+        self._send, self._post = self._reply_to, self._begin  # type: ignore[assignment]
         self._replies: dict[int, tuple[object, float]] = {}
         self.clear()
 
@@ -60,7 +60,7 @@ class Simulated(LoopbackExecutor):
         self._ready = max(self._ready, at + self.latency / 2) + took * self.slower
         self._replies[id(message)] = reply, self._ready + self.latency / 2
 
-    def _wait(self, message: bytearray) -> object:
+    def _reply_to(self, message: bytearray) -> object:
         if id(message) not in self._replies:
             self._begin(message)
         reply, ready = self._replies.pop(id(message))

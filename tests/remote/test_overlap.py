@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import runpy
 import select
 import struct
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType
 
 import pytest
 import torch
@@ -18,6 +22,8 @@ from mindtorch.engine.remote.pipe import PipeExecutor
 from mindtorch.engine.remote.wire import Reference, dumps, loads
 
 from ..executors import greeted, using
+
+ROOT = Path(__file__).resolve().parents[2]
 
 LAZY = "remote_accelerator:0"
 pytestmark = pytest.mark.usefixtures("nothing_pending")
@@ -267,3 +273,20 @@ def test_R1_a_failure_is_remembered_until_the_program_has_been_told() -> None:
 def numbers(*values: int) -> tuple[bytes, bytes]:
     """All numbers of a plan, as a run tells them."""
     return struct.pack(f"{len(values)}I", *range(len(values))), struct.pack(f"{len(values)}q", *values)
+
+
+@pytest.mark.usefixtures("nothing_pending")
+@pytest.mark.parametrize("read", ["before", "after"])
+def test_R1_the_benchmarks_worker_answers_and_counts_its_time(read: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an executor whose messages take time: its methods must not have names of an executor's."""
+    monkeypatch.syspath_prepend(ROOT / "asv_bench")
+    benchmark = runpy.run_module("benchmarks.bench_overlap")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
+        monkeypatch.delitem(sys.modules, name)
+    simulated = benchmark["Simulated"]()
+    with using(simulated):
+        benchmark["steps"](read, 2)
+        times = simulated.times()
+    assert simulated.stats["waits"] >= 2 and 0 < simulated.execution <= times.together
+    own = {name for name, value in vars(benchmark["Simulated"]).items() if isinstance(value, FunctionType)}
+    assert {name for name in own if hasattr(LoopbackExecutor, name)} == {"__init__"}
