@@ -21,6 +21,27 @@ def pair() -> tuple[Tensor, Tensor]:
     return x, x.to(LAZY)
 
 
+class Seeing(torch.overrides.TorchFunctionMode):
+    """Notes the functions that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def same_mistake(wrong: Callable[[Tensor], object], x: Tensor, y: Tensor) -> None:
+    """A recorded tensor is refused in torch's words."""
+    with pytest.raises(TypeError) as ours:
+        wrong(y)
+    with pytest.raises(TypeError) as torchs:
+        wrong(x)
+    assert str(ours.value).replace("LazyTensor", "Tensor") == str(torchs.value)
+
+
 FUNCTIONS = {
     "add": lambda t: torch.add(t, t),
     "alpha": lambda t: torch.add(t, t, alpha=2.0),
@@ -75,16 +96,9 @@ def test_S15_what_an_optimizer_asks_of_each_parameter_goes_no_detour(
 def test_S15_questions_are_torchs_in_all_else() -> None:
     x, y = pair()
     torch.is_complex(y)
-    seen = []
-
-    class Mode(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
-    with Mode():
+    with Seeing() as mode:
         assert not torch.is_complex(y)
-    assert seen == [torch.is_complex]
+    assert mode.seen == [torch.is_complex]
 
     class Another(torch.Tensor):
         @classmethod
@@ -97,11 +111,7 @@ def test_S15_questions_are_torchs_in_all_else() -> None:
     assert torch.is_complex(other.to(LAZY)) == torch.is_complex(other) == "its own"  # type: ignore[comparison-overlap]
     assert torch.is_complex(input=y) is torch.is_complex(x) is False
     for wrong in (lambda t: torch.is_complex(), lambda t: torch.is_complex(t, t), lambda t: torch.is_complex(t, of=1)):
-        with pytest.raises(TypeError) as ours:
-            wrong(y)
-        with pytest.raises(TypeError) as torchs:
-            wrong(x)
-        assert str(ours.value).replace("LazyTensor", "Tensor") == str(torchs.value)
+        same_mistake(wrong, x, y)
 
 
 def test_S1_an_entry_leaves_the_function_torchs_own() -> None:
@@ -112,11 +122,7 @@ def test_S1_an_entry_leaves_the_function_torchs_own() -> None:
     assert torch.add(x, x).equal(x + x) and type(torch.add(x, x)) is Tensor
     assert torch.overrides.resolve_name(torch.add) == "torch.add"
     for wrong in (lambda t: torch.add(t), lambda t: torch.add(t, "1"), lambda t: torch.add(t, t, beta=2)):
-        with pytest.raises(TypeError) as ours:
-            wrong(y)
-        with pytest.raises(TypeError) as torchs:
-            wrong(x)
-        assert str(ours.value).replace("LazyTensor", "Tensor") == str(torchs.value)
+        same_mistake(wrong, x, y)
     with pytest.raises(RuntimeError, match="must match the size"):
         torch.add(y, torch.ones(5).to(LAZY))
 
@@ -127,16 +133,9 @@ def test_S1_gradients_modes_and_classes_are_seen() -> None:
     p = y.clone().requires_grad_()
     torch.relu(p).sum().backward()
     assert p.grad is not None and p.grad.cpu().equal((x > 0).float())
-    seen = []
-
-    class Mode(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
-    with Mode():
+    with Seeing() as mode:
         torch.relu(y)
-    assert seen == [torch.relu]
+    assert mode.seen == [torch.relu]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.matmul(y, y.t()).dtype is torch.bfloat16
     assert torch.matmul(y, y.t()).dtype is torch.float32

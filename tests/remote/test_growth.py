@@ -38,6 +38,18 @@ def layers() -> nn.Module:
     return nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)])
 
 
+def trained(model: nn.Module, x: torch.Tensor, optimizer: torch.optim.Optimizer) -> Any:
+    """Two steps, each of which reads its loss before the backward pass: the losses, and the parameters."""
+    out = []
+    for _ in range(2):
+        loss = model(x).square().mean()
+        out.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return out, list(model.parameters())
+
+
 OPTIMIZERS: dict[str, tuple[Callable[[Any], torch.optim.Optimizer], int]] = {
     "sgd": (lambda p: torch.optim.SGD(p, lr=0.01), 0),
     "momentum": (lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9), 1),
@@ -89,14 +101,7 @@ def test_R5_a_model_is_divided_where_its_own_optimizer_needs_that(
 
     def program(device: str) -> Any:
         model, x = layers().to(device), torch.rand(4, WIDTH).to(device)
-        optimizer, out = OPTIMIZERS[name][0](model.parameters()), []
-        for _ in range(2):
-            loss = model(x).square().mean()
-            out.append(loss.item())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        return out, list(model.parameters())
+        return trained(model, x, OPTIMIZERS[name][0](model.parameters()))
 
     with using(over(4, times * WEIGHTS + (PLAY if enough else -PLAY // 4))) as executor:
         same(program)
@@ -120,14 +125,7 @@ def test_R5_frozen_parameters_come_to_need_nothing(fits: bool, told: list[list[P
     def program(device: str) -> Any:
         model = nn.Sequential(*[Adapted() for _ in range(LAYERS)]).to(device)
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
-        x, out = torch.rand(4, WIDTH).to(device), []
-        for _ in range(2):
-            loss = model(x).square().mean()
-            out.append(loss.item())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        return out, list(model.parameters())
+        return trained(model, torch.rand(4, WIDTH).to(device), optimizer)
 
     with using(over(4, WEIGHTS + (PLAY if fits else -WEIGHTS // 8))) as executor:
         same(program)

@@ -78,7 +78,8 @@ class Run:
 
     def follows(self, before: Run) -> Run:
         """The same, if it goes on as ``before``."""
-        self.step, self.sources, self.alone, self.repeats = before.step, before.sources, before.alone, before.repeats
+        self.step, self.sources, self.repeats = before.step, before.sources, before.repeats
+        self.alone, self.waited = before.alone, before.waited
         return self
 
 
@@ -314,7 +315,6 @@ class Speculation:
             before.plan, range(base, base + len(before.made)), numbers, before.n_given, before.nbytes,
             before.staying, before.small, ahead=True,
         )  # fmt: skip
-        run.waited = before.waited
         return run.follows(before)
 
     def _answer(self, guess: Guess) -> Callable[[Any], None]:

@@ -155,7 +155,7 @@ class Worker(HeldStorages):
                 return None if warned and not answer[0] else answer
         except (WireError, Warning):  # what it is given was not computed as told; or warnings are errors here
             pass
-        self._not_speculated("", number, base, positions, changed)
+        self._has_not_run("", number, base, positions, changed)
         return None
 
     def _may_be_wrong(self, number: int) -> bool:
@@ -165,7 +165,7 @@ class Worker(HeldStorages):
         steps = self._plans[number].steps
         return not (self._asserts and any(_LOOKING.search(step.definition.function) for step in steps))
 
-    def _not_speculated(self, _why: str, number: int, _base: int, positions: bytes, changed: bytes) -> None:
+    def _has_not_run(self, _why: str, number: int, _base: int, positions: bytes, changed: bytes) -> None:
         """It has not run. The plan has its numbers nevertheless: the next ones are told as what differs from them."""
         self._plans[number].change(positions, changed)
         self._plans[number].did_not_run()
@@ -255,7 +255,7 @@ class Worker(HeldStorages):
         self, why: str, number: int, base: int, positions: bytes, changed: bytes, timed: bool
     ) -> tuple:
         """What `run` answers where there is no memory for it: that nothing of the plan was computed or written."""
-        self._not_speculated(why, number, base, positions, changed)
+        self._has_not_run(why, number, base, positions, changed)
         plan = self._plans[number]
         self._failures += 1
         failed, n = self._failures, len(plan.steps)
@@ -432,7 +432,7 @@ _WITHOUT_MEMORY: dict[str, Callable[..., Any]] = {
     "fetch": lambda _worker, why, _described: ("memory", why),
     "run": Worker._run_without_memory,
     "small": lambda _worker, _why, numbers: [None] * len(numbers),
-    "speculate": Worker._not_speculated,
+    "speculate": Worker._has_not_run,
     "storage": lambda _worker, why, _number: ("memory", why),
 }
 
