@@ -51,12 +51,8 @@ _CONFORMANCE_DTYPES = ("float32", "int64", "bool", "float64", "bfloat16", "compl
 
 #: What ``--whole`` is for the suites whose sample has an option of its own.
 _WHOLE = {
-    "programs": 20_000,
+    **{"programs": 20_000, "messages": 100_000, "faults": 1000, "forms": 20, "lines": 1},
     "torch_facts": "full",
-    "forms": 20,
-    "lines": 1,
-    "faults": 1000,
-    "messages": 100_000,
     "conformance": "full",
     "strangers": "full",
     "npu_load": "full",
@@ -298,9 +294,13 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def forget_the_past() -> None:
-    """The collector need not look again at what earlier files have imported and keep: a million objects in the end."""
+    """The collector need not look again at what earlier files have imported and keep: a million objects in the end.
+
+    Python would count them one by one in each estimate, which asks whether there are any.
+    """
     gc.collect()
     gc.freeze()
+    gc.get_freeze_count = lambda: 1
 
 
 @pytest.fixture(scope="session")
@@ -334,7 +334,6 @@ def in_python() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 Forked = Callable[..., subprocess.CompletedProcess[str]]
-
 
 #: What Triton (which torch's CUDA builds bring) says as a process ends: forks.py has frozen what it would have freed.
 _OF_FREEZING = re.compile(r"nanobind: leaked .*?/refleaks\.html", re.DOTALL)

@@ -60,6 +60,7 @@ for _name in sys.argv[1:]:
     importlib.import_module(_name)
 gc.collect()
 gc.freeze()  # so that the forks' collectors need not look at what they share
+gc.get_freeze_count = lambda count=gc.get_freeze_count(): count  # Python would count them one by one, in each fork
 _server = sys.modules["__main__"]
 _code = _program()
 if isinstance(_code, str):

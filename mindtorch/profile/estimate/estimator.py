@@ -141,8 +141,8 @@ class Estimator(Run):
 
     def _begin(self, undo: ExitStack) -> None:
         if not gc.get_freeze_count():
-            gc.freeze()  # looking for garbage among a million objects of imported modules takes longer than many a run
             undo.callback(gc.unfreeze)
+            gc.freeze()  # looking for garbage among a million objects of imported modules takes longer than many a run
         undo.enter_context(estimating(self._accelerator, self.assume, self.cluster, self.balanced))
         self.children = undo.enter_context(ChildWatch()).found
         undo.enter_context(between(semantics.install, semantics.uninstall))
