@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+Run = Callable[..., tuple[int, str, str]]
 ENTRY = "import sys; sys.argv[0] = 'genie'; from mindtorch.cli.main import entry; entry()"
 PROGRAM = """
 import atexit, multiprocessing, os, sys, threading, time
@@ -41,21 +42,25 @@ os._exit(3)
 """
 
 
-def run(folder: Path, how: str, *words: str) -> tuple[int, str, str]:
-    """words: of genie, if any."""
-    command = [sys.executable, *(("-c", ENTRY) if words else ()), *words, "train.py", how]
-    found = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
-    return found.returncode, found.stdout, found.stderr
+@pytest.fixture
+def run(tmp_path: Path, forked: Callable[..., subprocess.CompletedProcess[str]]) -> Run:
+    """The program in the test's folder by a command of genie's: (exit code, output, errors)."""
+    (tmp_path / "train.py").write_text(PROGRAM)
+
+    def ran(how: str, *command: str) -> tuple[int, str, str]:
+        done = forked("-c", ENTRY, *command, "train.py", how, folder=tmp_path, timeout=120)
+        return done.returncode, done.stdout, done.stderr
+
+    return ran
 
 
 @pytest.mark.parametrize(("how", "command"), [
     ("at its end", ("profile",)), ("at its end", ("profile", "--target", "h100")), ("at its end", ("graph",)),
     ("hangs", ("profile",)), ("child", ("profile",)), ("caught", ("profile",)),
 ])  # fmt: skip
-def test_C8_what_leaves_by_os_exit_has_a_report(tmp_path: Path, how: str, command: tuple[str, ...]) -> None:
-    (tmp_path / "train.py").write_text(PROGRAM)
+def test_C8_what_leaves_by_os_exit_has_a_report(tmp_path: Path, run: Run, how: str, command: tuple[str, ...]) -> None:
     printed = "child 5\nleaves\n" if how == "child" else "leaves\n"
-    code, out, err = run(tmp_path, how, *command, "--json", "report.json")
+    code, out, err = run(how, *command, "--json", "report.json")
     assert (code, out[: len(printed)]) == (3, printed), err
     assert "an exit handler" not in out and "Traceback" not in err and "ended with" in err
     report = json.loads((tmp_path / "report.json").read_text())
@@ -63,15 +68,13 @@ def test_C8_what_leaves_by_os_exit_has_a_report(tmp_path: Path, how: str, comman
     assert (tmp_path / "model.pt").exists() == ("--target" not in command)
 
 
-def test_C8_os_exit_in_another_thread_ends_at_once_and_says_so(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(PROGRAM)
-    code, out, err = run(tmp_path, "thread", "profile")
+def test_C8_os_exit_in_another_thread_ends_at_once_and_says_so(run: Run) -> None:
+    code, out, err = run("thread", "profile")
     assert (code, out) == (3, "leaves\n") and "os._exit(3) in a thread of its own: no report" in err
 
 
-def test_C4_check_says_what_it_found_of_a_program_that_leaves(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(PROGRAM)
-    code, out, err = run(tmp_path, "at its end", "check", "--target", "h100")
+def test_C4_check_says_what_it_found_of_a_program_that_leaves(tmp_path: Path, run: Run) -> None:
+    code, out, err = run("at its end", "check", "--target", "h100")
     assert out.startswith("leaves\ntrain.py: ") and "an exit handler" not in out, err
     assert code == (0 if "runs and fits" in out else 1)
     assert not (tmp_path / "model.pt").exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,10 +13,13 @@ import pytest
 from mindtorch.program import termination
 from mindtorch.program.outcome import captured
 
+Run = Callable[..., tuple[int, str, str]]
 ENTRY = "import sys; sys.argv[0] = 'genie'; from mindtorch.cli.main import entry; entry()"
 PROGRAM = """
-import multiprocessing, os, signal, sys, time
+import functools, multiprocessing, os, signal, sys, time
 import torch
+
+print = functools.partial(print, flush=True)
 
 def save(number, frame):
     print("saved")
@@ -49,22 +52,28 @@ for step in range(10**6):
 """
 
 
-def run(folder: Path, how: str, *words: str) -> tuple[int, str, str]:
-    """words: of genie, if any."""
-    command = [sys.executable, "-u", *(("-c", ENTRY) if words else ()), *words, "train.py", how]
-    found = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
-    return found.returncode, found.stdout, found.stderr
+@pytest.fixture
+def run(tmp_path: Path, forked: Callable[..., subprocess.CompletedProcess[str]]) -> Run:
+    """The program in the test's folder, under python or by a command of genie's: (exit code, output, errors)."""
+
+    def ran(how: str, *command: str) -> tuple[int, str, str]:
+        done = forked(*(("-c", ENTRY) if command else ()), *command, "train.py", how, folder=tmp_path, timeout=120)
+        return done.returncode, done.stdout, done.stderr
+
+    return ran
 
 
 @pytest.mark.parametrize(("how", "command"), [
     ("default", ("profile",)), ("default", ("profile", "--target", "h100")), ("default", ("graph",)),
     ("handled", ("profile",)), ("put back", ("profile",)), ("forks", ("profile",)),
 ])  # fmt: skip
-def test_C8_what_sigterm_ends_has_a_report_and_ends_by_it(tmp_path: Path, how: str, command: tuple[str, ...]) -> None:
+def test_C8_what_sigterm_ends_has_a_report_and_ends_by_it(
+    tmp_path: Path, run: Run, how: str, command: tuple[str, ...]
+) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
-    code, printed, _ = run(tmp_path, how)
+    code, printed, _ = run(how)
     assert code == (7 if how == "handled" else -signal.SIGTERM)
-    under, out, err = run(tmp_path, how, *command, "--json", "report.json")
+    under, out, err = run(how, *command, "--json", "report.json")
     assert (under, out[: len(printed)]) == (code, printed), err
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["nodes"] if command == ("graph",) else report["totals"]["ops"]
@@ -73,7 +82,7 @@ def test_C8_what_sigterm_ends_has_a_report_and_ends_by_it(tmp_path: Path, how: s
         assert command == ("graph",) or (report["interrupted"] and report["exit_code"] == termination.EXIT_CODE)
 
 
-def test_C8_a_program_that_goes_on_after_sigterm_is_ended_all_the_same(tmp_path: Path) -> None:
+def test_C8_a_program_that_goes_on_after_sigterm_is_ended_all_the_same(tmp_path: Path, run: Run) -> None:
     (tmp_path / "train.py").write_text("""
 import os, signal, time
 from mindtorch.program import termination
@@ -86,7 +95,7 @@ while True:
     except BaseException:
         time.sleep(60)
 """)
-    code, printed, _ = run(tmp_path, "", "profile")
+    code, printed, _ = run("", "profile")
     assert (code, printed) == (-signal.SIGTERM, "begins\n")
 
 
