@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from mindtorch.engine.remote import pipe as pipe_module
 from mindtorch.engine.remote import speculation
 from mindtorch.engine.remote.client import RemoteExecutor
 from mindtorch.engine.remote.loopback import LoopbackExecutor
@@ -15,6 +18,28 @@ from mindtorch.engine.remote.pipe import PipeExecutor
 from mindtorch.engine.remote.worker import Worker
 
 from ..executors import using
+from ..forked_workers import ForkedWorkers
+
+
+@pytest.fixture(autouse=True, scope="module")
+def workers_are_forks(request: pytest.FixtureRequest) -> Iterator[None]:
+    if sys.platform != "linux":
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipe_module, "subprocess", request.getfixturevalue("forked_workers"))
+        yield
+
+
+@pytest.fixture
+def fresh_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They start as they do in a program: for what is about that."""
+    monkeypatch.setattr(pipe_module, "subprocess", subprocess)
+
+
+@pytest.fixture(scope="session")
+def forked_workers(forked_after_torch: Any, tmp_path_factory: pytest.TempPathFactory) -> ForkedWorkers:
+    return ForkedWorkers(forked_after_torch, tmp_path_factory.mktemp("workers"))
 
 
 @pytest.fixture

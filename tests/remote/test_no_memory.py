@@ -20,7 +20,7 @@ from ..executors import greeted, using
 LAZY = "remote_accelerator:0"
 MiB = 1 << 20
 FOR_MESSAGES = set_aside._NBYTES
-pytestmark = pytest.mark.usefixtures("nothing_pending")
+pytestmark = pytest.mark.usefixtures("nothing_pending", "fresh_workers")  # the C library reads its settings at a start
 
 
 @pytest.fixture

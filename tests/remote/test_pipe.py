@@ -39,6 +39,7 @@ def gone(process: int) -> bool:
     return False
 
 
+@pytest.mark.usefixtures("fresh_workers")
 def test_R1_the_child_begins_when_it_is_needed_and_ends_with_the_executor() -> None:
     executor = PipeExecutor()
     previous = mindtorch.set_executor(executor)
@@ -106,6 +107,7 @@ def test_R4_a_worker_that_is_gone_is_told_of_and_nothing_hangs(number: int, pipe
     assert (torch.ones(2, device=LAZY) + 1).tolist() == [2.0, 2.0]
 
 
+@pytest.mark.usefixtures("fresh_workers")
 def test_R4_a_worker_that_sends_rubbish_is_ended(pipe: PipeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     code = pipes._BEGIN.partition("from mindtorch")[0] + "os.write(fd, b'Hello, how are you today?'); sys.stdin.read()"
     monkeypatch.setattr(pipes, "_BEGIN", code)
@@ -116,6 +118,7 @@ def test_R4_a_worker_that_sends_rubbish_is_ended(pipe: PipeExecutor, monkeypatch
     assert pipe.process is not None and gone(pipe.process)
 
 
+@pytest.mark.usefixtures("fresh_workers")
 def test_R4_a_worker_that_does_not_begin_says_why(
     pipe: PipeExecutor, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -188,6 +191,7 @@ def test_R1_a_fork_before_the_first_use_has_a_worker_of_its_own(after_a_step: In
     assert after_a_step(code, GENIE_EXECUTOR="pipe").stdout == "[3.0, 3.0]\n" * 2
 
 
+@pytest.mark.usefixtures("fresh_workers")
 def test_R1_what_the_child_prints_is_no_reply(pipe: PipeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipes, "_BEGIN", pipes._BEGIN.replace("from mind", "print('x', flush=True); from mind"))
     assert (torch.ones(3, device=LAZY) * 2).tolist() == [2.0] * 3
