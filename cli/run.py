@@ -243,7 +243,7 @@ def _choose(executor: str | None, address: str | None, workers: int | None, stac
     if address is not None:
         _set("GENIE_ADDRESS", address, stack)
     if config.executor() == "ray":
-        from mindtorch.cluster.connect import where
+        from mindtorch.cluster.addresses import where
 
         where(config.address())  # now, and not in the middle of the program, where nobody is there
     if workers is not None:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from ..base.errors import UsageError
 from . import private_cluster
+from .addresses import where
 from .broker_client import Link, check_ray
-from .connect import where
 
 __all__ = ["Node", "default_host", "nodes", "nodes_and_sessions", "started"]
 

@@ -120,6 +120,18 @@ def test_C9_what_cannot_be_started_is_one_line(worker: Worker, genie: Forked) ->
     assert nobody.returncode == 2 and "got no answer" in nobody.stderr
 
 
+def test_C9_a_machine_is_started_and_listed_without_torch() -> None:
+    """Which takes longer to load than all the rest."""
+    for command in (["start", "--port", "1024", "--join", "127.0.0.1:1"], ["list", "--address", "127.0.0.1:1"]):
+        line = [sys.executable, "-X", "importtime", *GENIE[1:], "worker", *command]
+        variables = {name: value for name, value in os.environ.items() if not name.startswith(("GENIE_", "RAY_"))}
+        done = subprocess.run(line, env=variables, capture_output=True, text=True, timeout=60)
+        loaded = {text.rpartition("|")[2].strip() for text in done.stderr.splitlines() if "|" in text}
+        assert done.returncode == 2 and "mindtorch.cluster.nodes" in loaded and "torch" not in loaded, done.stderr[
+            -500:
+        ]
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)])
 def test_C9_sigterm_and_sigkill_end_all_that_it_has_started(number: int, code: int) -> None:
