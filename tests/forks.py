@@ -5,6 +5,8 @@ sees what it would see there. A request is a line of JSON; the answer is the for
 it has ended.
 """
 
+import atexit
+import ctypes
 import gc
 import importlib
 import importlib.machinery
@@ -56,11 +58,37 @@ def _program() -> types.CodeType | str:
         return compile(file.read(), first, "exec")
 
 
+def _kept_whole(modules: dict) -> None:
+    """As a fork ends, Python takes modules apart, but not those that it shares with the others: that would take most of
+    its time, since memory is copied before it is freed. Called after all other functions that are for the end.
+    """
+    for name, module in modules.items():
+        if sys.modules.get(name) is module:
+            del sys.modules[name]
+
+
+def _leave_libraries() -> None:
+    """The process ends, once Python has, without what libraries do for their end: torch gives back each of its operators.
+    C writes first what it has kept back.
+    """
+    c = ctypes.CDLL(None)
+    if hasattr(c, "on_exit"):  # what is registered last is called first
+        c.on_exit(ctypes.cast(c._exit, ctypes.c_void_p), None)
+        c.__cxa_atexit(ctypes.cast(c.fflush, ctypes.c_void_p), None, None)
+
+
+_shared: dict = {}
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_shared))  # nobody frees it
+atexit.register(_kept_whole, _shared)  # before any other, so it is the last to be called
+_known = set(sys.modules)
 for _name in sys.argv[1:]:
     importlib.import_module(_name)
+_shared.update((name, module) for name, module in sys.modules.items() if name not in _known)
+_leave_libraries()
 gc.collect()
 gc.freeze()  # so that the forks' collectors need not look at what they share
-gc.get_freeze_count = lambda count=gc.get_freeze_count(): count  # Python would count them one by one, in each fork
+_frozen = gc.get_freeze_count()
+gc.get_freeze_count = lambda: _frozen  # Python would count them one by one, in each fork
 _server = sys.modules["__main__"]
 _code = _program()
 if isinstance(_code, str):
