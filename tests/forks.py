@@ -68,8 +68,8 @@ def _kept_whole(modules: dict) -> None:
 
 
 def _leave_libraries() -> None:
-    """The process ends, once Python has, without what libraries do for their end: torch gives back each of its operators.
-    C writes first what it has kept back.
+    """The process ends, once Python has, without what libraries do then: torch gives back each of its operators. C
+    writes first what it has kept back.
     """
     c = ctypes.CDLL(None)
     if hasattr(c, "on_exit"):  # what is registered last is called first
