@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+Forked = Callable[..., "subprocess.CompletedProcess[str]"]
 PROGRAM = Path(__file__).parent / "facts" / "program.py"
 GENIE = "import sys; sys.argv[0] = 'genie'; from mindtorch.cli.main import entry; entry()"
 # Name of a fact, or the beginning of one before *.
@@ -74,18 +75,18 @@ MEASURING = {
 }
 
 
-def observed(path: Path, command: list[str]) -> dict[str, str]:
-    environment = {**os.environ, "GENIE_ACL_LIBRARY": "", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=550)
+def observed(forked_after_torch: Forked, path: Path, command: list[str]) -> dict[str, str]:
+    """In a fork of a process that has imported torch, as the program does first."""
+    done = forked_after_torch(*command, environment={**os.environ, "GENIE_ACL_LIBRARY": ""}, timeout=550)
     assert done.returncode == 0, done.stderr
     facts: dict[str, str] = json.loads(path.read_text())
     return facts
 
 
 @pytest.fixture(scope="module")
-def without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def without(forked_after_torch: Forked, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     path = tmp_path_factory.mktemp("facts") / "without.json"
-    return observed(path, [str(PROGRAM), str(path)])
+    return observed(forked_after_torch, path, [str(PROGRAM), str(path)])
 
 
 WAYS = {
@@ -101,10 +102,12 @@ WAYS = {
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("way", WAYS)
-def test_L1_programs_observe_the_same_torch(way: str, without: dict[str, str], tmp_path: Path) -> None:
+def test_L1_programs_observe_the_same_torch(
+    way: str, without: dict[str, str], forked_after_torch: Forked, tmp_path: Path
+) -> None:
     command, may_differ = WAYS[way]
     out = tmp_path / "facts.json"
-    found = observed(out, [part.format(program=PROGRAM, out=out) for part in command])
+    found = observed(forked_after_torch, out, [part.format(program=PROGRAM, out=out) for part in command])
     beginnings = tuple(name[:-1] for name in may_differ if name.endswith("*"))
     differ = [
         f"{name}\n    without: {without.get(name)}\n    {way}: {found.get(name)}"
