@@ -20,7 +20,7 @@ import torch
 
 import mindtorch
 from mindtorch.cluster import broker_client as links
-from mindtorch.cluster import connect as connects
+from mindtorch.cluster import addresses
 from mindtorch.cluster import private_cluster
 from mindtorch.cluster.broker_client import Link
 from mindtorch.cluster.ray_executor import RayExecutor
@@ -100,7 +100,7 @@ def test_R4_a_cluster_that_is_gone_is_told_at_once(
         taken.bind(("127.0.0.1", 0))
         address = f"{scheme}127.0.0.1:{taken.getsockname()[1]}"  # nobody listens
         (tmp_path / "current").write_text(address + "\n")
-        monkeypatch.setattr(connects, "_AUTO", str(tmp_path / "current"))
+        monkeypatch.setattr(addresses, "_AUTO", str(tmp_path / "current"))
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
         began = time.monotonic()
         for each in (address, "auto"):
@@ -110,7 +110,7 @@ def test_R4_a_cluster_that_is_gone_is_told_at_once(
 
 
 def test_R4_no_cluster_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connects, "_AUTO", "/nonexistent/file")
+    monkeypatch.setattr(addresses, "_AUTO", "/nonexistent/file")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(mindtorch.UsageError, match="found none: start one with genie worker start or ray start"):
         mindtorch.connect("auto")
