@@ -19,9 +19,8 @@ import pytest
 import torch
 
 import mindtorch
+from mindtorch.cluster import addresses, private_cluster
 from mindtorch.cluster import broker_client as links
-from mindtorch.cluster import addresses
-from mindtorch.cluster import private_cluster
 from mindtorch.cluster.broker_client import Link
 from mindtorch.cluster.ray_executor import RayExecutor
 
