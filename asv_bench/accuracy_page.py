@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import published
 import published_energy
+import published_hosts
 import published_memory
 import published_sources
 import published_timm
@@ -69,7 +70,8 @@ convolutions (their shapes are missing); attention of a single token; mixtures o
 
 #: Parts of the page that need no measurements of kernels, by name: they are made with the package's factors.
 SECTIONS: dict[str, Callable[[], str]] = {
-    "training": published_training.section, "images": published_timm.section, "published": published.section,
+    "training": published_training.section, "images": published_timm.section, "hosts": published_hosts.section,
+    "published": published.section,
     "memory": published_memory.section, "energy": published_energy.section,
 }  # fmt: skip
 
