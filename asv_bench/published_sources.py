@@ -149,11 +149,16 @@ def pool(found: Iterable[Error], kind: str, seen: bool) -> list[Error]:
     return rows if len({one.source for one in rows}) >= _FEW else both
 
 
+def of_class(found: Iterable[Error], name: str) -> list[Error]:
+    """The errors on GeForce, of which no chip was fitted, or those on the other chips."""
+    return [one for one in found if factors.geforce(targets.find(one.chip)) is (name == "geforce")]
+
+
 def note(table: dict[str, Any], found: Sequence[Error]) -> None:
     """Put the intervals into the table."""
-    for name, seen in (("another source", True), ("carried", False)):
+    for name, seen in (("another source", True), ("carried", False), ("geforce", False)):
         for kind in ("half", "single"):
-            if rows := pool(found, kind, seen):
+            if rows := pool(of_class(found, name), kind, seen):
                 table.setdefault(name, {}).setdefault(kind, {})["program"] = interval(rows)
 
 
@@ -164,7 +169,9 @@ silicon (*not seen*). No factor of a kernel is from these sources. Two factors o
 A100's matrix units, from LLM-Foundry's rows on the A100 with 80 GB, which are left out here; and what 16-bit programs
 take of the time of their calls alone, from four sources that ran them on A100 and H100: any three of them give nearly
 the same. *Inside*: share of the rows within an interval made from the errors of the other sources, each of which counts
-as much; it should be 80 %. In float32, there are few sources: errors of both kinds make one interval.
+as much; it should be 80 %. In float32, there are few sources: errors of both kinds make one interval. No chip of the class
+GeForce was fitted, so it has an interval of its own: that of the only source, on the RTX 3090; the section on image models
+compares it with rows of the RTX 4090.
 
 | numbers | chip | source | chips | rows | mean error | inside |
 |---|---|---|---|---|---|---|
@@ -175,22 +182,22 @@ def section(found: Sequence[Error]) -> str:
     """The part of the page."""
     lines = []
     for kind, numbers in (("half", "16 bits"), ("single", "float32")):
-        for seen, chip in ((True, "seen"), (False, "not seen")):
-            rows = [one for one in found if (one.kind, one.seen) == (kind, seen)]
+        for seen, chip in ((True, "seen"), (False, "not seen"), (False, "GeForce, not seen")):
+            those = of_class(found, "geforce" if chip.startswith("GeForce") else "")
+            rows = [one for one in those if (one.kind, one.seen) == (kind, seen)]
             shares = []
             for source in dict.fromkeys(one.source for one in rows):
                 mine = [one for one in rows if one.source == source]
-                share = _left_out(mine, [one for one in pool(found, kind, seen) if one.source != source])
+                share = _left_out(mine, [one for one in pool(those, kind, seen) if one.source != source])
                 shares += [] if share is None else [share]
                 chips = ", ".join(dict.fromkeys(one.chip for one in mine))
                 said = "" if share is None else f"{share:.0%}"
                 lines.append(f"| {numbers} | {chip} | {source} | {chips} | {len(mine)} | {_mean(mine)} | {said} |")
-            if shares:
-                low, high = (np.expm1(end) for end in interval(pool(found, kind, seen)).values())
+            if rows:
+                low, high = (np.expm1(end) for end in interval(pool(those, kind, seen)).values())
                 words = f"all: interval {low:+.0%} to {high:+.0%} of the estimate"
-                lines.append(
-                    f"| {numbers} | {chip} | {words} | | {len(rows)} | {_mean(rows)} | {np.mean(shares):.0%} |"
-                )
+                share = f"{np.mean(shares):.0%}" if shares else ""
+                lines.append(f"| {numbers} | {chip} | {words} | | {len(rows)} | {_mean(rows)} | {share} |")
     return HEAD + "\n".join(lines) + "\n"
 
 

@@ -107,14 +107,33 @@ def test_C4_held_out_rows_are_of_sizes_that_the_fit_has_not_seen(bench: None) ->
 
 def test_C4_intervals_of_whole_programs_are_the_errors_of_sources_that_were_not_fitted() -> None:
     table = factors.fitted()
-    for kind, seen, not_seen in (("half", ("a100", "h100", "a100-40gb", "l40s"), ("rtx4090", "l4", "v100", "mi300x")),
-                                 ("single", ("t4", "v100", "a100"), ("h100", "rtx4090", "l4"))):  # fmt: skip
-        for chips, which in ((seen, "another source"), (not_seen, "carried")):
-            doubt = table[which][kind]["program"]
-            assert doubt["low"] < 0 < doubt["high"]
-            for chip in chips:
-                known = factors.of(targets.find(chip), "program", kind)
-                assert (known.low, known.high) == (doubt["low"], doubt["high"]), chip
+    seen, not_seen, other = "another source", "carried", "geforce"
+    for kind, which, chips in (
+        ("half", seen, ("a100", "h100", "a100-40gb", "l40s")), ("half", not_seen, ("l4", "a10", "v100", "mi300x")),
+        ("half", other, ("rtx4090", "rtx3090", "rtx3060")), ("single", seen, ("t4", "v100", "a100")),
+        ("single", not_seen, ("h100", "rtx4090", "l4")),
+    ):  # fmt: skip
+        doubt = table[which][kind]["program"]
+        assert doubt["low"] < 0 < doubt["high"]
+        for chip in chips:
+            known = factors.of(targets.find(chip), "program", kind)
+            assert (known.low, known.high) == (doubt["low"], doubt["high"]), chip
+
+
+def test_C4_the_interval_of_a_class_of_chips_is_made_from_that_class(bench: None) -> None:
+    """No chip of GeForce was fitted: its interval is that of GeForce's programs, and others' has nothing of them."""
+    import published_sources
+
+    rows = [error(source, 0.01 * n) for source in "abcde" for n in range(-5, 6)]
+    away = [row._replace(seen=False) for row in rows]
+    theirs = [row._replace(chip="rtx3090", source="f", log=row.log + 0.3) for row in away]
+    table: dict[str, Any] = {}
+    published_sources.note(table, [*rows, *away, *theirs])
+    assert table["another source"] == table["carried"]
+    assert table["geforce"]["half"]["program"]["high"] == pytest.approx(0.34, abs=0.02)
+    assert table["carried"]["half"]["program"]["high"] < 0.1
+    published_sources.note(alone := {}, theirs)  # type: ignore[var-annotated]
+    assert alone.keys() == {"geforce"}
 
 
 PROGRAM = """

@@ -86,7 +86,8 @@ _used: list[Mapping[str, Any]] = []  # instead of the file
 
 def fitted() -> Mapping[str, Any]:
     """{chip: {kind: {model: {factor: value}}}}. Beside the chips, "carried": errors of factors that were carried over;
-    "another source": errors of whole programs by a source that no factor of their chip was fitted to."""
+    "another source": errors of whole programs by a source that no factor of their chip was fitted to; "geforce": errors
+    of whole programs on a class of chips of which none was fitted."""
     return _used[-1] if _used else _read()
 
 
@@ -150,6 +151,8 @@ def _of_another_source(found: Factors, target: Target, kind: str) -> Factors:
     chips = (targets.known()[key] for key in fitted() if key in targets.known() and _found(key, "product", kind))
     which = "another source" if any(twins(target, chip) for chip in chips) else "carried"
     doubt = fitted().get(which, {}).get(kind, {}).get("program", {})
+    if which == "carried" and geforce(target):
+        doubt = fitted().get("geforce", {}).get(kind, {}).get("program", doubt)
     low, high = (float(doubt.get(name, beyond)) for name, beyond in _ENDS)
     return replace(found, low=low, high=high)
 
@@ -253,6 +256,11 @@ def _generation(target: Target) -> float:
 def stacked(target: Target) -> bool:
     """Whether its memory is stacked beside the chip (HBM)."""
     return target.capability[1] == 0 or target.capability[0] >= 9
+
+
+def geforce(target: Target) -> bool:
+    """Whether it is of a class that differs from all fitted chips: slower matrix units, no error correction."""
+    return not target.ecc and not stacked(target)
 
 
 def _checked(target: Target) -> bool:
