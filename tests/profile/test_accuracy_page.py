@@ -114,10 +114,13 @@ def test_C4_intervals_of_whole_programs_are_the_errors_of_sources_that_were_not_
         ("single", not_seen, ("h100", "rtx4090", "l4")),
     ):  # fmt: skip
         doubt = table[which][kind]["program"]
-        assert doubt["low"] < 0 < doubt["high"]
-        for chip in chips:
-            known = factors.of(targets.find(chip), "program", kind)
-            assert (known.low, known.high) == (doubt["low"], doubt["high"]), chip
+        for among in ("", "inference", "training"):
+            low, high = doubt.get(among, (doubt["low"], doubt["high"]))
+            assert low < 0 < high
+            for chip in chips:
+                known = factors.of(targets.find(chip), "program", kind, among)
+                assert (known.low, known.high) == (low, high), chip
+    assert {"inference", "training"} <= table["geforce"]["half"]["program"].keys()
 
 
 def test_C4_the_interval_of_a_class_of_chips_is_made_from_that_class(bench: None) -> None:
@@ -132,8 +135,11 @@ def test_C4_the_interval_of_a_class_of_chips_is_made_from_that_class(bench: None
     assert table["another source"] == table["carried"]
     assert table["geforce"]["half"]["program"]["high"] == pytest.approx(0.34, abs=0.02)
     assert table["carried"]["half"]["program"]["high"] < 0.1
-    published_sources.note(alone := {}, theirs)  # type: ignore[var-annotated]
+    alone: dict[str, Any] = {}
+    published_sources.note(alone, [row._replace(among="training" if row.log > 0.3 else "inference") for row in theirs])
     assert alone.keys() == {"geforce"}
+    place = alone["geforce"]["half"]["program"]
+    assert place["training"][1] == pytest.approx(place["high"], abs=0.02) and place["inference"][1] < 0.31
 
 
 PROGRAM = """

@@ -110,14 +110,14 @@ def _found(key: str, model: str, kind: str) -> tuple[str, Mapping[str, Any]] | N
     return None if table is None else (key, table)
 
 
-def of(target: Target, model: str, kind: str) -> Factors:
+def of(target: Target, model: str, kind: str, among: str = "") -> Factors:
     """model: "product", "attention", "flash2" (FlashAttention-2, where "attention" is a newer one), "stream" or
-    "program" (whole ones); kind: "half" or "single"."""
+    "program" (whole ones); kind: "half" or "single"; among: of a program, "inference" or "training"; "": unknown."""
     given = target.factors.get(f"{kind}_{model}")
     if isinstance(given, Mapping):
         return _factors(given, model, kind, "measured on the machine", True)
     found = _of(target, model, _INSTEAD.get((model, kind), kind))
-    return _of_another_source(found, target, kind) if model == "program" else found
+    return _of_another_source(found, target, kind, among) if model == "program" else found
 
 
 def _of(target: Target, model: str, kind: str) -> Factors:
@@ -145,16 +145,17 @@ def _of(target: Target, model: str, kind: str) -> Factors:
     return _factors(values, model, kind, f"extrapolated from {names} by data sheet", False)
 
 
-def _of_another_source(found: Factors, target: Target, kind: str) -> Factors:
+def _of_another_source(found: Factors, target: Target, kind: str, among: str) -> Factors:
     """With the interval of whole programs. Those of a user are by none of the sources of the fit: so the errors are of
-    published programs that had no part in it; where the silicon had none either, of predictions from other chips."""
+    published programs that had no part in it; where the silicon had none either, of predictions from other chips. Where
+    no chip of a class was fitted, training and inference are off in different directions."""
     chips = (targets.known()[key] for key in fitted() if key in targets.known() and _found(key, "product", kind))
     which = "another source" if any(twins(target, chip) for chip in chips) else "carried"
     doubt = fitted().get(which, {}).get(kind, {}).get("program", {})
     if which == "carried" and geforce(target):
         doubt = fitted().get("geforce", {}).get(kind, {}).get("program", doubt)
-    low, high = (float(doubt.get(name, beyond)) for name, beyond in _ENDS)
-    return replace(found, low=low, high=high)
+    low, high = doubt.get(among) or [doubt.get(name, beyond) for name, beyond in _ENDS]
+    return replace(found, low=float(low), high=float(high))
 
 
 def _begin(model: str, kind: str) -> dict[str, float]:

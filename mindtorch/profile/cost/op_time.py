@@ -207,8 +207,8 @@ def _streamed(work: Work, target: Target, kind: str) -> tuple[float, Factors]:
 
 
 @lru_cache(1 << 8)
-def _factors(target: Target, model: str, kind: str) -> Factors:
-    return factors.of(target, model, kind)
+def _factors(target: Target, model: str, kind: str, among: str = "") -> Factors:
+    return factors.of(target, model, kind, among)
 
 
 def source(work: Work, target: Target, allowed: Precision | None = None) -> str:
@@ -220,11 +220,11 @@ def source(work: Work, target: Target, allowed: Precision | None = None) -> str:
     return _factors(target, model, _kind(work, (allowed or Precision()).of(work, target))).source
 
 
-def program(target: Target, kind: str = "single") -> Factors:
-    """How far off whole programs are, in numbers of a kind."""
+def program(target: Target, kind: str = "single", among: str = "") -> Factors:
+    """How far off whole programs are, in numbers of a kind. among: as of `estimate`."""
     if target.model is not None:
         return Factors({}, -_MEASURED, _MEASURED, "measured", True)
-    return _factors(target, "program", kind)
+    return _factors(target, "program", kind, among)
 
 
 def forget() -> None:

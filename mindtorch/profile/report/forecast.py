@@ -142,7 +142,7 @@ class Forecast:
 
     def _whole(self, of: Spread) -> Doubt:
         """How far off whole programs are, as was measured in each kind of numbers."""
-        known, half = op_time.program(self.target), op_time.program(self.target, "half")
+        known, half = (op_time.program(self.target, kind, self._among) for kind in ("single", "half"))
         share = min(of.half / of.seconds, 1.0) if of.seconds else 0.0
         return known.low * (1 - share) + half.low * share, known.high * (1 - share) + half.high * share
 
