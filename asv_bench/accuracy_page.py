@@ -137,8 +137,9 @@ def _checks(said: list[dict[str, Any]]) -> str:
     lines = [
         "## Products of models that nothing was fitted to", "",
         "Matrix products in float32 of the sizes that models have: the test rows of the source of the products in float32",
-        "above, whose own rows are smaller and odder. *Factors*: whether those of the chip were fitted. Those of the P4 were",
-        "fitted to rows that its power slowed down up to five times; its products here are three times faster than that.", "",
+        "above, whose own rows are smaller and odder. *Factors*: whether those of the chip were fitted. The P4 is a chip whose",
+        "single products are not supported: its rows for a fit ran at a fifth to a half of the rate of its rows here, as its",
+        "cooling had it, so they are in no fit. Whole models (below) run at what its power sustains, as estimated.", "",
         "| chip | operation | factors | rows | error | inside | below the bound |", "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for row in said:

@@ -86,10 +86,10 @@ HEAD = """## Image models on GeForce
 This table compares timm's published speeds of twenty image models in mixed precision with the estimate of a program
 that does the same (`asv_bench/published_timm.py`). Nothing was fitted to these rows, but the form of the models for
 GeForce was chosen with rows of the RTX 3090 in view, and the intervals of GeForce are made from those twenty models'
-errors on it. The rows of the RTX 4090 were read, and estimated, after the commit of all factors; no interval is made from
-one of them. Their first interval, mostly that of other chips' programs, had 26 of the 40 inside; one of GeForce's own, of
-inference and training together, had 38; so inference, of which all these rows are, got its own. Vision transformers,
-ConvNeXt, and ResNets in NHWC are estimated to take 17 to 31 % longer than they did.
+errors on it. The rows of the RTX 4090 were read, and estimated, after the commit of all factors; no interval is made
+from one of them. Their first interval, mostly that of other chips' programs, had 26 of the 40 inside; one of GeForce's
+own, of inference and training together, had 38; so inference, of which all these rows are, got its own. Vision
+transformers, ConvNeXt, and ResNets in NHWC are estimated to take 17 to 31 % longer than they did.
 """
 COLUMNS = (
     "| model | chip | step | layout | pixels | batch | published | at least | about | interval | error |",
