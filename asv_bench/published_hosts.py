@@ -42,8 +42,8 @@ QWEN2, H2O, OPTIMUM, BITS, LATENCY, QWEN3 = "Qwen2", "h2oGPT", "optimum", "bitsa
 FASTER, DEPLOY, XSERV = "FasterTransformer", "LMDeploy", "xserv"
 SOURCES = """
 Qwen2, Qwen3: sources 5 and 6 of the published runs below. h2oGPT: h2oai/h2ogpt, `benchmarks/perf.md`, backend
-transformers, 16 bits, one card. optimum: huggingface/optimum, `tests/benchmark/README.md` of August 2023, float16.
-bitsandbytes: bitsandbytes-foundation/bitsandbytes, `benchmarking/README.md`, results as of v0.45.0 (transformers 4.46.3,
+transformers, 16 bits, one card. optimum: huggingface/optimum, the README of its benchmarks of August 2023, float16.
+bitsandbytes: bitsandbytes-foundation/bitsandbytes, the README of its benchmarks, results as of v0.45.0 (transformers 4.46.3,
 torch 2.5.1). transformers: its documentation, "Optimizing inference", the example of batched generation. FasterTransformer:
 NVIDIA/FasterTransformer, a comment of June 2023 in pull request 611. LMDeploy: InternLM/lmdeploy, issue 210. xserv: the page
 "GPT-2 124M baseline" of its documentation, on an RTX 5090, which the package does not know: here an RTX 4090, which is not

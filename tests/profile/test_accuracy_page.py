@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mindtorch.profile.cost import factors, targets
+from mindtorch.profile.cost import factors, op_time, targets
 
 ROOT = Path(__file__).parents[2]
 
@@ -140,6 +140,28 @@ def test_C4_the_interval_of_a_class_of_chips_is_made_from_that_class(bench: None
     assert alone.keys() == {"geforce"}
     place = alone["geforce"]["half"]["program"]
     assert place["training"][1] == pytest.approx(place["high"], abs=0.02) and place["inference"][1] < 0.31
+
+
+def test_C4_the_doubt_of_hosts_is_what_the_published_ones_differ_by(bench: None) -> None:
+    """Each counts once, and those that were looked up after the interval's commit not at all."""
+    import published_hosts
+
+    logs = [math.log(n) for n in (0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0)]
+    assert published_hosts.interval(logs) == pytest.approx((math.log(0.5), math.log(2.0)))
+    assert published_hosts.interval(logs[1:-1]) == (0.0, 0.0)
+    page = (
+        (ROOT / "docs" / "ACCURACY.md")
+        .read_text()
+        .partition("## Hosts that nobody measured\n")[2]
+        .partition("\n## ")[0]
+    )
+    rows = [[cell.strip() for cell in line.split("|")] for line in page.splitlines() if "ms |" in line]
+    takes = {row[1]: int(row[5].removesuffix("%")) / 100 for row in rows}
+    assert takes.keys() == {row.host for row in published_hosts.ROWS} and takes.keys() > set(published_hosts.CHECKS)
+    low, high = published_hosts.interval(
+        [math.log(n) for host, n in takes.items() if host not in published_hosts.CHECKS]
+    )
+    assert (-low, high) == pytest.approx((op_time.HOST_DOUBT,) * 2, abs=0.02)
 
 
 PROGRAM = """
