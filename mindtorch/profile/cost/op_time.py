@@ -221,7 +221,7 @@ def source(work: Work, target: Target, allowed: Precision | None = None) -> str:
 
 
 def program(target: Target, kind: str = "single", among: str = "") -> Factors:
-    """How far off whole programs are, in numbers of a kind. among: as of `estimate`."""
+    """How far off whole programs are, in numbers of a kind. among: "inference" or "training"."""
     if target.model is not None:
         return Factors({}, -_MEASURED, _MEASURED, "measured", True)
     return _factors(target, "program", kind, among)
