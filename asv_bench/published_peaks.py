@@ -47,9 +47,11 @@ for _ in range(4):
     optimizer.step()
     _, found = torch.max(outputs, 1)
 """
-# xMem's loop for language models: four iterations of texts of at most 128 tokens.
+# xMem's loop for language models: four iterations of texts of at most 128 tokens. {older}: folders that come first.
 TEXTS_TRAIN = """
+import sys
 import torch
+sys.path[:0] = {older}
 from transformers import *
 
 model = {model}

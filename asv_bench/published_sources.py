@@ -29,13 +29,15 @@ _WIDER = tuple(n / 100 for n in range(51))  # log-errors by which an interval ma
 
 
 class Program(NamedTuple):
-    """kind: of the numbers that most of it computes in, "half" or "single". seconds: published, of a step."""
+    """kind: of the numbers that most of it computes in, "half" or "single". seconds: published, of a step. among: where
+    a source has both, "inference" or "training"."""
 
     source: str
     kind: str
     target: str
     seconds: float
     text: str
+    among: str = ""
 
     @property
     def chip(self) -> str:
@@ -51,6 +53,7 @@ class Error(NamedTuple):
     chip: str
     seen: bool
     log: float
+    among: str = ""
 
 
 def programs() -> list[Program]:
@@ -69,7 +72,8 @@ def programs() -> list[Program]:
             found.append(Program("LLM-Foundry, MPT", "half", f"{each.cards}x{each.chip}", each.seconds, each.program))
     for one in published_timm.RUNS if published_timm.installed() else ():
         if one.table.chip not in published_timm.CHECKS:
-            found.append(Program("timm, image models", "half", one.table.chip, one.seconds, one.program))
+            among = "training" if one.table.training else "inference"
+            found.append(Program("timm, image models", "half", one.table.chip, one.seconds, one.program, among))
     return found
 
 
@@ -101,7 +105,7 @@ def errors(table: Mapping[str, Any]) -> list[Error]:
         totals = by_tables(program.target, program.text, {"away": away, **({"own": table} if seen else {})})
         for name, t in totals.items():
             off = float(np.log(program.seconds / t["about_s"]))
-            found.append(Error(program.source, program.kind, program.chip, name == "own", off))
+            found.append(Error(program.source, program.kind, program.chip, name == "own", off, program.among))
         print(*program[:3], *(f"{error.log:+.3f}" for error in found[-len(totals) :]), flush=True)
     return found
 
@@ -149,12 +153,21 @@ def pool(found: Iterable[Error], kind: str, seen: bool) -> list[Error]:
     return rows if len({one.source for one in rows}) >= _FEW else both
 
 
+def of_class(found: Iterable[Error], name: str) -> list[Error]:
+    """The errors on GeForce, of which no chip was fitted, or those on the other chips."""
+    return [one for one in found if factors.geforce(targets.find(one.chip)) is (name == "geforce")]
+
+
 def note(table: dict[str, Any], found: Sequence[Error]) -> None:
     """Put the intervals into the table."""
-    for name, seen in (("another source", True), ("carried", False)):
+    for name, seen in (("another source", True), ("carried", False), ("geforce", False)):
         for kind in ("half", "single"):
-            if rows := pool(found, kind, seen):
-                table.setdefault(name, {}).setdefault(kind, {})["program"] = interval(rows)
+            if rows := pool(of_class(found, name), kind, seen):
+                place: dict[str, Any] = interval(rows)
+                for among in dict.fromkeys(one.among for one in rows if one.among):
+                    ends = interval([one for one in rows if one.among == among])
+                    place[among] = list(ends.values())
+                table.setdefault(name, {}).setdefault(kind, {})["program"] = place
 
 
 HEAD = """## Chips and sources that were not seen
@@ -164,7 +177,9 @@ silicon (*not seen*). No factor of a kernel is from these sources. Two factors o
 A100's matrix units, from LLM-Foundry's rows on the A100 with 80 GB, which are left out here; and what 16-bit programs
 take of the time of their calls alone, from four sources that ran them on A100 and H100: any three of them give nearly
 the same. *Inside*: share of the rows within an interval made from the errors of the other sources, each of which counts
-as much; it should be 80 %. In float32, there are few sources: errors of both kinds make one interval.
+as much; it should be 80 %. In float32, there are few sources: errors of both kinds make one interval. No GeForce was
+fitted, so that class has intervals of its own: those of its only source, on the RTX 3090, one for inference, which is
+estimated too slow there, and one for training. The section on image models compares them with rows of the RTX 4090.
 
 | numbers | chip | source | chips | rows | mean error | inside |
 |---|---|---|---|---|---|---|
@@ -175,22 +190,25 @@ def section(found: Sequence[Error]) -> str:
     """The part of the page."""
     lines = []
     for kind, numbers in (("half", "16 bits"), ("single", "float32")):
-        for seen, chip in ((True, "seen"), (False, "not seen")):
-            rows = [one for one in found if (one.kind, one.seen) == (kind, seen)]
+        for seen, chip in ((True, "seen"), (False, "not seen"), (False, "GeForce, not seen")):
+            those = of_class(found, "geforce" if chip.startswith("GeForce") else "")
+            rows = [one for one in those if (one.kind, one.seen) == (kind, seen)]
             shares = []
             for source in dict.fromkeys(one.source for one in rows):
                 mine = [one for one in rows if one.source == source]
-                share = _left_out(mine, [one for one in pool(found, kind, seen) if one.source != source])
+                share = _left_out(mine, [one for one in pool(those, kind, seen) if one.source != source])
                 shares += [] if share is None else [share]
                 chips = ", ".join(dict.fromkeys(one.chip for one in mine))
                 said = "" if share is None else f"{share:.0%}"
                 lines.append(f"| {numbers} | {chip} | {source} | {chips} | {len(mine)} | {_mean(mine)} | {said} |")
-            if shares:
-                low, high = (np.expm1(end) for end in interval(pool(found, kind, seen)).values())
+            if rows:
+                low, high = (np.expm1(end) for end in interval(pool(those, kind, seen)).values())
                 words = f"all: interval {low:+.0%} to {high:+.0%} of the estimate"
-                lines.append(
-                    f"| {numbers} | {chip} | {words} | | {len(rows)} | {_mean(rows)} | {np.mean(shares):.0%} |"
-                )
+                for among in dict.fromkeys(one.among for one in rows if one.among):
+                    ends = interval([one for one in rows if one.among == among])
+                    words += f"; {among} {np.expm1(ends['low']):+.0%} to {np.expm1(ends['high']):+.0%}"
+                share = f"{np.mean(shares):.0%}" if shares else ""
+                lines.append(f"| {numbers} | {chip} | {words} | | {len(rows)} | {_mean(rows)} | {share} |")
     return HEAD + "\n".join(lines) + "\n"
 
 

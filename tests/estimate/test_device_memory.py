@@ -179,6 +179,100 @@ def test_C4_the_snapshot_says_of_which_stream_memory_is() -> None:
     assert told[-2:] == [("free_requested", 40 * MIB, 1), ("free_completed", 40 * MIB, 1)]
 
 
+def test_C4_what_is_captured_has_a_private_pool() -> None:
+    """As in torch: a graph gets no free memory of others, and they get none of its, until it is gone and the cache is
+    emptied. The stream of a capture has a workspace of its own; a replay takes no memory."""
+    told: list[tuple[int, int]] = []
+
+    def run() -> None:
+        cuda = torch.cuda
+        note = lambda: told.append((cuda.memory_allocated() // MIB, cuda.memory_reserved() // MIB))  # noqa: E731
+        x = torch.zeros(1024, 1024, device="cuda")  # 4 MiB in a segment of 20
+        _two(30 * MIB, 30 * MIB)
+        x @ x
+        note()
+        graph = cuda.CUDAGraph()
+        with cuda.graph(graph):
+            _two(30 * MIB, 30 * MIB)  # the second one has the first one's memory
+            y = x @ x  # and the product of 4 MiB has a part of that
+        note()
+        _two(30 * MIB, 30 * MIB)  # not that of the graph
+        note()
+        graph.replay()
+        graph.replay()
+        cuda.empty_cache()
+        note()
+        del y
+        cuda.empty_cache()
+        note()
+        graph.reset()
+        note()
+        cuda.empty_cache()
+        note()
+
+    estimated(run)
+    workspace, segment = 32, 20
+    first = (4 + workspace, 30 + segment + workspace)
+    assert told[0] == first
+    assert told[1] == (first[0] + 4 + workspace, first[1] + workspace)  # the capture has emptied the cache
+    assert told[2] == (told[1][0], told[1][1] + 30)
+    assert told[3] == told[1]
+    assert told[4] == told[5] == (told[1][0] - 4, told[1][1])
+    assert told[6] == (told[4][0], told[4][1] - 30)
+
+
+def test_C4_graphs_of_one_pool_share_its_memory() -> None:
+    reserved: list[int] = []
+
+    def run() -> None:
+        graphs = [torch.cuda.CUDAGraph() for _ in range(3)]
+        pool = torch.cuda.graph_pool_handle()
+        for graph, of in zip(graphs, (pool, pool, None), strict=True):
+            with torch.cuda.graph(graph, pool=of):
+                _two(30 * MIB, 30 * MIB)
+            reserved.append(torch.cuda.memory_reserved())
+        assert graphs[0].pool() == graphs[1].pool() == pool != graphs[2].pool()
+        for graph in graphs[:2]:
+            graph.reset()
+            torch.cuda.empty_cache()
+            reserved.append(torch.cuda.memory_reserved())
+
+    estimated(run)
+    assert reserved == [30 * MIB, 30 * MIB, 60 * MIB, 60 * MIB, 30 * MIB]
+
+
+def test_C4_set_stream_is_of_all_that_follows() -> None:
+    """It did nothing: the allocator handed out on it what another stream had freed."""
+    reserved: list[int] = []
+
+    def run() -> None:
+        cuda = torch.cuda
+        side, other, there = cuda.Stream(), cuda.Stream(), cuda.Stream(device=1)
+        _two(30 * MIB, 30 * MIB)
+        cuda.set_stream(side)
+        assert cuda.current_stream() is side
+        _two(30 * MIB, 30 * MIB)
+        reserved.append(cuda.memory_reserved())
+        with cuda.stream(other):
+            cuda.set_stream(cuda.default_stream())
+            assert cuda.current_stream() is cuda.default_stream()
+            _two(30 * MIB, 30 * MIB)
+        assert cuda.current_stream() is side
+        cuda.set_stream(None)
+        _two(30 * MIB, 30 * MIB)
+        reserved.append(cuda.memory_reserved())
+        cuda.set_stream(there)
+        assert cuda.current_device() == 1 and cuda.current_stream() is there
+        cuda.set_device(0)
+        assert cuda.current_stream() is side
+        torch.accelerator.set_stream(cuda.default_stream())
+        assert cuda.current_stream() is cuda.default_stream()
+
+    with Estimator(target=H100, devices=2):
+        run()
+    assert reserved == [60 * MIB, 60 * MIB]
+
+
 def test_C4_a_program_that_makes_a_stream_at_each_step_has_those_of_a_pool() -> None:
     """The 33rd stream is the first one again, of each device and priority."""
     with Estimator(target=H100, devices=2):

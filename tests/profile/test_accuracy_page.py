@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mindtorch.profile.cost import factors, targets
+from mindtorch.profile.cost import factors, op_time, targets
 
 ROOT = Path(__file__).parents[2]
 
@@ -107,14 +107,61 @@ def test_C4_held_out_rows_are_of_sizes_that_the_fit_has_not_seen(bench: None) ->
 
 def test_C4_intervals_of_whole_programs_are_the_errors_of_sources_that_were_not_fitted() -> None:
     table = factors.fitted()
-    for kind, seen, not_seen in (("half", ("a100", "h100", "a100-40gb", "l40s"), ("rtx4090", "l4", "v100", "mi300x")),
-                                 ("single", ("t4", "v100", "a100"), ("h100", "rtx4090", "l4"))):  # fmt: skip
-        for chips, which in ((seen, "another source"), (not_seen, "carried")):
-            doubt = table[which][kind]["program"]
-            assert doubt["low"] < 0 < doubt["high"]
+    seen, not_seen, other = "another source", "carried", "geforce"
+    for kind, which, chips in (
+        ("half", seen, ("a100", "h100", "a100-40gb", "l40s")), ("half", not_seen, ("l4", "a10", "v100", "mi300x")),
+        ("half", other, ("rtx4090", "rtx3090", "rtx3060")), ("single", seen, ("t4", "v100", "a100")),
+        ("single", not_seen, ("h100", "rtx4090", "l4")),
+    ):  # fmt: skip
+        doubt = table[which][kind]["program"]
+        for among in ("", "inference", "training"):
+            low, high = doubt.get(among, (doubt["low"], doubt["high"]))
+            assert low < 0 < high
             for chip in chips:
-                known = factors.of(targets.find(chip), "program", kind)
-                assert (known.low, known.high) == (doubt["low"], doubt["high"]), chip
+                known = factors.of(targets.find(chip), "program", kind, among)
+                assert (known.low, known.high) == (low, high), chip
+    assert {"inference", "training"} <= table["geforce"]["half"]["program"].keys()
+
+
+def test_C4_the_interval_of_a_class_of_chips_is_made_from_that_class(bench: None) -> None:
+    """No chip of GeForce was fitted: its interval is that of GeForce's programs, and others' has nothing of them."""
+    import published_sources
+
+    rows = [error(source, 0.01 * n) for source in "abcde" for n in range(-5, 6)]
+    away = [row._replace(seen=False) for row in rows]
+    theirs = [row._replace(chip="rtx3090", source="f", log=row.log + 0.3) for row in away]
+    table: dict[str, Any] = {}
+    published_sources.note(table, [*rows, *away, *theirs])
+    assert table["another source"] == table["carried"]
+    assert table["geforce"]["half"]["program"]["high"] == pytest.approx(0.34, abs=0.02)
+    assert table["carried"]["half"]["program"]["high"] < 0.1
+    alone: dict[str, Any] = {}
+    published_sources.note(alone, [row._replace(among="training" if row.log > 0.3 else "inference") for row in theirs])
+    assert alone.keys() == {"geforce"}
+    place = alone["geforce"]["half"]["program"]
+    assert place["training"][1] == pytest.approx(place["high"], abs=0.02) and place["inference"][1] < 0.31
+
+
+def test_C4_the_doubt_of_hosts_is_what_the_published_ones_differ_by(bench: None) -> None:
+    """Each counts once, and those that were looked up after the interval's commit not at all."""
+    import published_hosts
+
+    logs = [math.log(n) for n in (0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0)]
+    assert published_hosts.interval(logs) == pytest.approx((math.log(0.5), math.log(2.0)))
+    assert published_hosts.interval(logs[1:-1]) == (0.0, 0.0)
+    page = (
+        (ROOT / "docs" / "ACCURACY.md")
+        .read_text()
+        .partition("## Hosts that nobody measured\n")[2]
+        .partition("\n## ")[0]
+    )
+    rows = [[cell.strip() for cell in line.split("|")] for line in page.splitlines() if "ms |" in line]
+    takes = {row[1]: int(row[5].removesuffix("%")) / 100 for row in rows}
+    assert takes.keys() == {row.host for row in published_hosts.ROWS} and takes.keys() > set(published_hosts.CHECKS)
+    low, high = published_hosts.interval(
+        [math.log(n) for host, n in takes.items() if host not in published_hosts.CHECKS]
+    )
+    assert (-low, high) == pytest.approx((op_time.HOST_DOUBT,) * 2, abs=0.02)
 
 
 PROGRAM = """

@@ -86,7 +86,8 @@ _used: list[Mapping[str, Any]] = []  # instead of the file
 
 def fitted() -> Mapping[str, Any]:
     """{chip: {kind: {model: {factor: value}}}}. Beside the chips, "carried": errors of factors that were carried over;
-    "another source": errors of whole programs by a source that no factor of their chip was fitted to."""
+    "another source": errors of whole programs by a source that no factor of their chip was fitted to; "geforce": errors
+    of whole programs on a class of chips of which none was fitted."""
     return _used[-1] if _used else _read()
 
 
@@ -109,14 +110,14 @@ def _found(key: str, model: str, kind: str) -> tuple[str, Mapping[str, Any]] | N
     return None if table is None else (key, table)
 
 
-def of(target: Target, model: str, kind: str) -> Factors:
+def of(target: Target, model: str, kind: str, among: str = "") -> Factors:
     """model: "product", "attention", "flash2" (FlashAttention-2, where "attention" is a newer one), "stream" or
-    "program" (whole ones); kind: "half" or "single"."""
+    "program" (whole ones); kind: "half" or "single"; among: of a program, "inference" or "training"; "": unknown."""
     given = target.factors.get(f"{kind}_{model}")
     if isinstance(given, Mapping):
         return _factors(given, model, kind, "measured on the machine", True)
     found = _of(target, model, _INSTEAD.get((model, kind), kind))
-    return _of_another_source(found, target, kind) if model == "program" else found
+    return _of_another_source(found, target, kind, among) if model == "program" else found
 
 
 def _of(target: Target, model: str, kind: str) -> Factors:
@@ -144,14 +145,17 @@ def _of(target: Target, model: str, kind: str) -> Factors:
     return _factors(values, model, kind, f"extrapolated from {names} by data sheet", False)
 
 
-def _of_another_source(found: Factors, target: Target, kind: str) -> Factors:
+def _of_another_source(found: Factors, target: Target, kind: str, among: str) -> Factors:
     """With the interval of whole programs. Those of a user are by none of the sources of the fit: so the errors are of
-    published programs that had no part in it; where the silicon had none either, of predictions from other chips."""
+    published programs that had no part in it; where the silicon had none either, of predictions from other chips. Where
+    no chip of a class was fitted, training and inference are off in different directions."""
     chips = (targets.known()[key] for key in fitted() if key in targets.known() and _found(key, "product", kind))
     which = "another source" if any(twins(target, chip) for chip in chips) else "carried"
     doubt = fitted().get(which, {}).get(kind, {}).get("program", {})
-    low, high = (float(doubt.get(name, beyond)) for name, beyond in _ENDS)
-    return replace(found, low=low, high=high)
+    if which == "carried" and geforce(target):
+        doubt = fitted().get("geforce", {}).get(kind, {}).get("program", doubt)
+    low, high = doubt.get(among) or [doubt.get(name, beyond) for name, beyond in _ENDS]
+    return replace(found, low=float(low), high=float(high))
 
 
 def _begin(model: str, kind: str) -> dict[str, float]:
@@ -253,6 +257,11 @@ def _generation(target: Target) -> float:
 def stacked(target: Target) -> bool:
     """Whether its memory is stacked beside the chip (HBM)."""
     return target.capability[1] == 0 or target.capability[0] >= 9
+
+
+def geforce(target: Target) -> bool:
+    """Whether it is of a class that differs from all fitted chips: slower matrix units, no error correction."""
+    return not target.ecc and not stacked(target)
 
 
 def _checked(target: Target) -> bool:

@@ -59,16 +59,23 @@ class Accelerator:
         return Devices(self.memory_bytes, self.capability, self.processors, self.kind, self.count, self.others)
 
 
-def _switched(accelerator: Accelerator) -> Callable[[int, int], None]:
-    """What notes the current stream of a device, by its number, for the allocator."""
-    return lambda device, number: accelerator.devices.ask(place_of(f"{accelerator.kind}:{device}"), "stream", number)
+def _told(accelerator: Accelerator) -> side_streams.Told:
+    """What notes requests to the allocator of a device."""
+    return lambda device, what, number: accelerator.devices.ask(place_of(f"{accelerator.kind}:{device}"), what, number)
+
+
+def _set_stream(stream: side_streams.Stream | None) -> None:
+    """As torch, which makes the stream's device the current one, too, and ignores None."""
+    side_streams.make_current(stream)
+    if stream is not None and stream is not side_streams.main():
+        set_current(stream.device.index)
 
 
 def answers(accelerator: Accelerator | None) -> list[Patch]:
     """(owner, attribute, replacement) of what torch says about CUDA."""
     compiling.begin()
     data_loading.begin()
-    side_streams.begin(index_of, None if accelerator is None else _switched(accelerator))
+    side_streams.begin(index_of, None if accelerator is None else _told(accelerator))
     shared = [
         (torch.Tensor, "cuda", _to_cuda),
         *data_loading.patches(),
@@ -146,7 +153,7 @@ def _said(accelerator: Accelerator, kind: str) -> dict[str, Any]:
         "Event": side_streams.Event,
         "current_stream": side_streams.current,
         "default_stream": side_streams.main,
-        "set_stream": lambda stream: None,
+        "set_stream": _set_stream,
         "make_graphed_callables": lambda callables, *args, **kwargs: callables,  # what they do is what is counted
         "can_device_access_peer": lambda device, peer: index_of(device) != index_of(peer),
         "memory_snapshot": lambda *args, **kwargs: [],

@@ -1,12 +1,13 @@
 """What torch's caching allocator for CUDA does with a program's allocations: the same rules, without memory.
 
 The rules are those of torch 2.13 (`DeviceCachingAllocator` in c10/cuda/CUDACachingAllocator.cpp, constants and settings
-in c10/core/AllocatorConfig.h), without graph captures. Addresses are made up; they grow as segments are asked for, so
+in c10/core/AllocatorConfig.h). Addresses are made up; they grow as segments are asked for, so
 that of two free blocks of one size the older segment's is taken.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from mindtorch.profile.estimate.allocator_blocks import Block, Pool
@@ -31,7 +32,9 @@ class CachingAllocator:
         self.capacity, self.fraction = capacity, self.settings.fraction
         self.trace = trace
         self.stream = 0  # the current one: what was freed on another one is not handed out on it
-        self.pools = {0: (Pool(True), Pool(False))}  # of small blocks and of large ones, by stream
+        self.graph = 0  # the private pool of the CUDA graph that is captured now, by its number; 0: none is captured
+        self.graphs: Counter[int] = Counter()  # private pools, and of how many graphs each is
+        self.pools: dict[tuple[int, int], tuple[Pool, Pool]] = {}  # of small blocks and large ones, by graph and stream
         self.allocated = self.reserved = self.requested = 0
         self.peak_allocated = self.peak_reserved = 0
         self.allocations = self.segments_now = 0  # how many now, and at most
@@ -44,7 +47,8 @@ class CachingAllocator:
 
     def malloc(self, nbytes: int) -> Block:
         size = self.settings.rounded(nbytes)
-        small, large = self.pools.get(self.stream) or self.pools.setdefault(self.stream, (Pool(True), Pool(False)))
+        of = self.graph, self.stream
+        small, large = self.pools.get(of) or self.pools.setdefault(of, (Pool(True), Pool(False)))
         pool = small if size <= SMALL_SIZE else large
         block = self._take(pool, size) or self._obtain(pool, size)
         rest = block.size - size
@@ -81,9 +85,23 @@ class CachingAllocator:
         block.pool.add(self._joined(block))
 
     def empty_cache(self) -> None:
-        for small, large in self.pools.values():
-            self._release_all(large)
-            self._release_all(small)
+        """Free segments go back to the device, but for those of private pools whose graphs are there."""
+        for (graph, _), (small, large) in self.pools.items():
+            if graph not in self.graphs:
+                self._release_all(large)
+                self._release_all(small)
+
+    def capture(self, graph: int) -> None:
+        """From now on memory is of a private pool; 0: no more."""
+        self.graph = graph
+        if graph:
+            self.graphs[graph] += 1
+
+    def release_graph(self, graph: int) -> None:
+        """A graph with that private pool is no more."""
+        self.graphs[graph] -= 1
+        if self.graphs[graph] <= 0:
+            del self.graphs[graph]
 
     def reset_peak(self) -> None:
         self.peak_allocated, self.peak_reserved, self.peak_requested = self.allocated, self.reserved, self.requested
@@ -154,14 +172,14 @@ class CachingAllocator:
     def _obtain(self, pool: Pool, size: int) -> Block:
         """A new segment, or more of one that grows; where there is no room, after cached ones have been given back."""
         if self.settings.gc_threshold and self.fraction is not None and self.capacity is not None:
-            for _, large in self.pools.values():
+            for _, large in [pools for (graph, _), pools in self.pools.items() if not graph]:
                 self._collect(large, int(self.settings.gc_threshold * self.fraction * self.capacity))
         nbytes = self.settings.segment(size)
         make = self._grown if self.settings.expandable else self._new_segment
         block = make(pool, size, nbytes, self._limit())
         if block is None and self._release_oversized(pool, size):
             block = make(pool, size, nbytes, self._limit())
-        if block is None:
+        if block is None and not self.graph:  # a capture permits no cudaFree
             self.empty_cache()
             self.retries += 1
             block = make(pool, size, nbytes, self._limit())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,7 +17,7 @@ from ...base.patching import Patch
 from ...devices import mode
 from ...devices.lazy_device import meant
 from ...patch import tensor_types
-from . import assumptions, compiling, kernel_limits
+from . import assumptions, compiling, kernel_limits, side_streams
 
 __all__ = ["patches"]
 _functions = importlib.import_module("torch.nn.parallel._functions")
@@ -27,7 +28,7 @@ _lbfgs = importlib.import_module("torch.optim.lbfgs")
 def patches() -> list[Patch]:
     kind = mode.now.accelerator
     marks = dict.fromkeys(("range_push", "range_pop", "range_start", "range_end", "mark"), lambda *args, **kwargs: 0)
-    graphs = {"CUDAGraph": Graph, "graph": capturing, "graph_pool_handle": lambda: (0, 0)}
+    graphs = {"CUDAGraph": Graph, "graph": capturing, "graph_pool_handle": pool_handle}
     history: dict[str, Any] = {
         "_record_memory_history": lambda *args, **kwargs: None,
         "_snapshot": lambda *args, **kwargs: {"segments": [], "device_traces": [[]]},
@@ -56,52 +57,80 @@ def patches() -> list[Patch]:
 class Graph:
     """Stands for torch.cuda.CUDAGraph: what is captured is counted as it comes; a replay counts it once more.
 
-    The capture itself computes nothing on a GPU, so the first replay is the one that was counted.
+    The capture itself computes nothing on a GPU, so the first replay is the one that was counted. What is allocated
+    during a capture is of a private pool, which is the graph's until it is reset or gone.
     """
 
     def __init__(self, keep_graph: bool = False) -> None:
         self._calls = (0, 0)
         self._counted = False
+        self._pool: tuple[int, int] | None = None
+        self._device = 0
 
-    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **options: Any) -> None:
+        self.reset()
         self._calls = (ledger.position(), ledger.position())
+        self._device, self._pool = mode.now.current_cuda(), pool or pool_handle()
+        side_streams.tell(self._device, "capture", self._pool[1])
         kernel_limits.within_capture(True)
 
     def capture_end(self) -> None:
         kernel_limits.within_capture(False)
+        side_streams.tell(self._device, "capture", 0)
         self._calls = (self._calls[0], ledger.position())
         self._counted = False
 
     def replay(self) -> None:
         if self._counted:
+            side_streams.tell(self._device, "replay", 1)
             with compiling.within(compiling.GRAPHED):
                 ledger.repeat(*self._calls)
+            side_streams.tell(self._device, "replay", 0)
         self._counted = True
 
     def reset(self) -> None:
         self._calls = (0, 0)
+        if self._pool is not None:
+            side_streams.tell(self._device, "release_graph", self._pool[1])
+            self._pool = None
+
+    def __del__(self) -> None:
+        self.reset()
 
     def instantiate(self) -> None: ...
 
     def pool(self) -> tuple[int, int]:
-        return (0, 0)
+        return self._pool or (0, 0)
 
     def enable_debug_mode(self) -> None: ...
 
     def debug_dump(self, debug_path: str) -> None: ...
 
 
+_handles = itertools.count(1)
+
+
+def pool_handle() -> tuple[int, int]:
+    """Stands for torch.cuda.graph_pool_handle: a private pool that several graphs may share."""
+    return 0, next(_handles)
+
+
 class capturing:
-    """Stands for torch.cuda.graph: ``with torch.cuda.graph(g):``."""
+    """Stands for torch.cuda.graph: ``with torch.cuda.graph(g):``. As there, the cache is emptied before, and the
+    capture has a stream of its own."""
 
     def __init__(self, cuda_graph: Graph, pool: Any = None, stream: Any = None, **options: Any) -> None:
-        self.cuda_graph = cuda_graph
+        self.cuda_graph, self._pool, self._stream = cuda_graph, pool, stream
 
     def __enter__(self) -> None:
-        self.cuda_graph.capture_begin()
+        device = self._device = mode.now.current_cuda()
+        side_streams.tell(device, "empty_cache", 0)
+        side_streams.captures_on(self._stream, device)
+        self.cuda_graph.capture_begin(self._pool)
 
     def __exit__(self, *error: object) -> None:
         self.cuda_graph.capture_end()
+        side_streams.captures_no_more(self._device)
 
 
 class _Marks:

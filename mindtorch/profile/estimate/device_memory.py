@@ -60,6 +60,7 @@ class DeviceMemory:
         self.at = 0
         self.highest_allocated = self.highest_reserved = 0  # whatever peaks the program has reset
         self.workspaces = 0
+        self._replays = False  # calls are those of a graph, whose memory is that of its capture
         self._given: dict[int, Block] = {}  # by index of the storage
         self._handles: set[tuple[int, int, str]] = set()  # (thread, stream, library) that have a workspace
         self._blocks = self._calls = self._requests = 0  # seen of each log
@@ -98,6 +99,8 @@ class DeviceMemory:
 
     def _run(self, taken: workspaces.Taken, phase: int) -> None:
         """Memory that a call takes beside its results: of a library's handle for good, for itself while it runs."""
+        if self._replays:
+            return
         allocator = self.allocator
         thread = int(phase == _BACKWARD)  # autograd's thread has handles of its own
         handle = thread, allocator.stream, taken.handle
@@ -119,6 +122,12 @@ class DeviceMemory:
             self.allocator.fraction = value
         elif what == "stream":
             self.allocator.stream = int(value)
+        elif what == "capture":
+            self.allocator.capture(int(value))
+        elif what == "release_graph":
+            self.allocator.release_graph(int(value))
+        elif what == "replay":
+            self._replays = bool(value)
 
     def _remember(self) -> None:
         self.highest_allocated = max(self.highest_allocated, self.allocator.peak_allocated)

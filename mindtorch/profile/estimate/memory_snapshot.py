@@ -28,6 +28,7 @@ class Snapshot:
         self._trace: list[dict[str, Any]] = []
         self._given: dict[int, Frames] = {}  # by address: what asked for it
         self._streams: dict[int, int] = {}  # by address: it is of one stream alone, as its segment is
+        self._graphs: dict[int, int] = {}  # the same of private pools
         self._memory = devices.fresh(place, self._note)
         self._memory.library = devices.of(place, None, advance=False).library  # it knows the calls by now
         self._memory.advance(timeline.calls, self._blocks, devices.requests.get(place, ()))
@@ -37,6 +38,7 @@ class Snapshot:
         at, frames = self._about(event)
         current = self._memory.allocator.stream
         stream = current if action == "oom" else self._streams.setdefault(address, current)
+        self._graphs.setdefault(address, self._memory.allocator.graph)
         entry = {"action": action, "addr": address, "size": nbytes, "stream": stream, "time_us": at, "frames": frames}
         if action == "oom":
             entry["device_free"], entry["addr"] = address, 0
@@ -109,7 +111,7 @@ class Snapshot:
             "requested_size": sum(row["requested_size"] for row in given),
             "stream": self._streams.get(head.address, 0),
             "segment_type": "small" if head.pool.small else "large",
-            "segment_pool_id": (0, 0),
+            "segment_pool_id": (0, self._graphs.get(head.address, 0)),
             "is_expandable": head.expandable,
             "frames": [],
             "blocks": blocks,

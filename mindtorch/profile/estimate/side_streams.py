@@ -16,7 +16,7 @@ from ...devices import mode
 from ...devices.lazy_device import check_cuda, known_device
 from . import assumptions, exchanged, kernel_limits
 
-__all__ = ["Event", "Stream", "current"]
+__all__ = ["Event", "Stream", "current", "make_current"]
 
 
 _POOL = 32  # torch's streams of one priority (c10/cuda/CUDAStream.cpp)
@@ -37,6 +37,7 @@ class Stream:
         self.device_type = int(_KINDS[mode.now.accelerator or "cuda"])
         self.last: int | None = None
         self.number = 0 if kwargs.get("main") else _next_of_pool(index, priority < 0)
+        self._before: list[tuple[list[Any], dict[int, Stream]]] = []
 
     def synchronize(self) -> None:
         if kernel_limits.capturing():
@@ -52,7 +53,7 @@ class Stream:
     def _wait_for(self, number: int | None) -> None:
         if number is None:
             return
-        if self is _main or not isinstance(self, Stream):
+        if self is _main or self in _chosen.values() or not isinstance(self, Stream):
             with _Only(None):
                 exchanged.wait_for(number)
         else:
@@ -71,13 +72,16 @@ class Stream:
 
     def __enter__(self) -> Stream:
         if self is not _main:
+            self._before.append((list(exchanged.streams), dict(_chosen)))
             exchanged.streams.append(self)
             _tell(self.device.index)
         return self
 
     def __exit__(self, *error: object) -> None:
         if self is not _main:
-            exchanged.streams.remove(self)
+            exchanged.streams[:], chosen = self._before.pop()
+            _chosen.clear()
+            _chosen.update(chosen)
             _tell(self.device.index)
 
 
@@ -118,18 +122,23 @@ class _Only:
         exchanged.streams[:] = self._before
 
 
+#: Told of the index of a device, and what its allocator is asked for, with a number: see `DeviceMemory`.
+Told = Callable[[int, str, int], None]
 _main: Stream | None = None
 _index: Callable[[Any], int] = int
-_switched: Callable[[int, int], None] | None = None
+_told: Told | None = None
 _made: dict[tuple[int, bool], int] = {}  # streams, by device and whether their priority is high
+_chosen: dict[int, Stream] = {}  # by device: what `set_stream` made the main one of all that follows
+_capturing: dict[int, int] = {}  # by device: the number of the stream that a graph is captured on
+_of_captures: dict[int, Stream] = {}  # by device: torch's own stream for captures
 
 
-def begin(index: Callable[[Any], int], switched: Callable[[int, int], None] | None = None) -> None:
-    """A new program: its main stream. index: of a device that is named; switched: told of the index of the device, and
-    of the number of the stream that is current from then on."""
-    global _main, _index, _switched
-    _main, _index, _switched = None, index, switched
-    _made.clear()
+def begin(index: Callable[[Any], int], told: Told | None = None) -> None:
+    """A new program: its main stream. index: of a device that is named."""
+    global _main, _index, _told
+    _main, _index, _told = None, index, told
+    for known in (_made, _chosen, _capturing, _of_captures):
+        known.clear()
 
 
 def _next_of_pool(device: int, high: bool) -> int:
@@ -137,15 +146,52 @@ def _next_of_pool(device: int, high: bool) -> int:
     return 1 + (made - 1) % _POOL + _POOL * high
 
 
+def tell(device: int, what: str, number: int) -> None:
+    """A device's allocator is asked for this now. A graph may be gone after the estimate: nobody is asked then."""
+    if _told is not None and mode.now.estimate is not None:
+        _told(device, what, number)
+
+
 def _tell(device: int) -> None:
-    if _switched is not None:
-        there = [stream.number for stream in exchanged.streams if stream.device.index == device]
-        _switched(device, there[-1] if there else 0)
+    there = [stream.number for stream in exchanged.streams if stream.device.index == device]
+    chosen = _chosen[device].number if device in _chosen else 0
+    tell(device, "stream", there[-1] if there else _capturing.get(device, chosen))
 
 
 def current(device: Any = None) -> Stream:
     """The stream that is the current one."""
-    return exchanged.streams[-1] if exchanged.streams else main()
+    if exchanged.streams:
+        innermost: Stream = exchanged.streams[-1]
+        return innermost
+    index = -1 if device is None else _index(device)
+    return _chosen.get(mode.now.current_cuda() if index < 0 else index) or main()
+
+
+def make_current(stream: Stream | None) -> None:
+    """``torch.cuda.set_stream``: all that follows is on that stream, until the block of another one ends around it. It
+    is computed as on the main one: the program waits for its collectives."""
+    if stream is None:
+        return
+    device = mode.now.current_cuda() if stream is _main else stream.device.index
+    exchanged.streams[:] = [other for other in exchanged.streams if other.device.index != device]
+    _chosen.pop(device, None)
+    if stream is not _main:
+        _chosen[device] = stream
+    _tell(device)
+
+
+def captures_on(stream: Stream | None, device: int) -> None:
+    """A graph is captured on that stream from now on; None: on torch's own one for captures."""
+    if stream is None:
+        stream = _of_captures.get(device) or _of_captures.setdefault(device, Stream())
+    _capturing[device] = stream.number
+    _tell(device)
+
+
+def captures_no_more(device: int) -> None:
+    """The capture has ended."""
+    _capturing.pop(device, None)
+    _tell(device)
 
 
 def main(device: Any = None) -> Stream:

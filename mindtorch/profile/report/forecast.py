@@ -73,7 +73,8 @@ class Forecast:
         self._costs: dict[int, Cost] = {}
         products = {work.product for work in works if work is not None and work.tag == "matmul"}
         trains = any(work is not None and "backward" in work.name for work in works)
-        self._among = "" if len(products) < _PROGRAM else "training" if trains else "inference"
+        self._mode = "training" if trains else "inference"
+        self._among = "" if len(products) < _PROGRAM else self._mode
 
     def cost(self, sig: int) -> Cost:
         """One call of that signature."""
@@ -142,7 +143,7 @@ class Forecast:
 
     def _whole(self, of: Spread) -> Doubt:
         """How far off whole programs are, as was measured in each kind of numbers."""
-        known, half = op_time.program(self.target), op_time.program(self.target, "half")
+        known, half = (op_time.program(self.target, kind, self._mode) for kind in ("single", "half"))
         share = min(of.half / of.seconds, 1.0) if of.seconds else 0.0
         return known.low * (1 - share) + half.low * share, known.high * (1 - share) + half.high * share
 
