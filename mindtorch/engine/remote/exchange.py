@@ -125,18 +125,21 @@ class Session:
         if message.nbytes > _WAITING:
             self._exchange()
 
-    def _exchange(self, every: bool = False, unasked: bool = False) -> None:
+    def _exchange(self, every: bool = False, unasked: bool = False, behind: Sequence[Entry] = ()) -> None:
         """Send what waits, and hand out the answers. Raises the first failure that came of what is waited for; of what
         was sent ahead, and where the program has asked for nothing (``unasked``), only where ``every`` is to be told,
-        or something was not written.
+        or something was not written. behind: is sent, too, and not waited for.
 
         A signal handler of the program's may raise at any point: the message is then dealt with by the next exchange.
         """
         with self._lock:
             line = self._line
             self._seal(awaited=True)
+            if behind:
+                line[-1].requests.extend(behind)
+                self._seal(awaited=False)
             failed: Exception | None = None
-            while len(line) > 1:
+            while len(line) > 1 and not (behind and not any(message.awaited for message in line[:-1])):
                 error = self._oldest(every)
                 if not unasked or getattr(error, "lost_write", True):
                     failed = failed or error
