@@ -19,8 +19,8 @@ class Session:
         self._alive: dict[int, int] = {}
         self._known = SimpleNamespace(put=lambda *small: self.small.append(small))
         self._mirrors = SimpleNamespace(dead=[], fresh=self.fresh)
-        self._line = [SimpleNamespace(requests=[])]
-        self._epochs, self.early, self.behind = [0, 0], False, list[Any]()
+        self._line = [SimpleNamespace(requests=[], behind=[])]
+        self._epochs, self.early = [0, 0], False
         self.next, self.small, self.asked = 1000, list[tuple](), list[tuple]()
         self.plans = {name: SimpleNamespace(number=name, draws=name == 9, change=lambda n: (n,)) for name in (7, 8, 9)}
         self.watched = speculation.Speculation(self)  # type: ignore[arg-type]
@@ -51,7 +51,8 @@ class Session:
     def sent(self) -> list[tuple[int, list[int]]]:
         """The guesses of the next message: (plan, numbers)."""
         self._line[0].requests.clear()
-        _ends, self.behind = self.watched._send()
+        self._line[0].behind.clear()
+        self.watched._send()
         return [(r[1], r[3].tolist()) for r, _answer in self._line[0].requests if r[0] == "speculate"]
 
 
@@ -124,13 +125,15 @@ def test_R1_what_comes_after_a_write_runs_ahead_up_to_the_next_one() -> None:
     session.waited()
     runs[-3].alone.append(1.0)
     session._alive, session.watched._steps = {125: 4}, 5
-    assert [plan for plan, _numbers in session.sent()] == [8] and session.behind == []
+    assert [plan for plan, _numbers in session.sent()] == [8] and session._line[0].behind == []
     assert [guess.ends for guess in session.watched._guesses] == [True]
     for draws, plans in ((False, [8, 9]), (True, [8])):
         session.watched._forget()
         session.early, session.watched._rest, session.plans[9].draws = True, 0, draws
         assert [plan for plan, _numbers in session.sent()] == [8], "it goes with the message, for its small values"
-        assert [request[1] for request, _answer in session.behind] == plans[1:], "what draws must not run twice"
+        assert [request[1] for request, _answer in session._line[0].behind] == plans[1:], (
+            "what draws must not run twice"
+        )
         assert [guess.run.plan.number for guess in session.watched._guesses] == plans  # type: ignore[union-attr]
     session.watched._forget()
     session.early, session.watched._rest = False, 0
@@ -152,7 +155,9 @@ def test_R1_up_to_the_next_write_a_run_goes_behind_the_message_that_is_waited_fo
         session._alive, session.watched._steps = {123: 4, 125: 4}, 1
         for session.early, behind in ((False, []), (True, [("speculate", 8)] * writes)):
             assert len(session.sent()) == (0 if writes else 3), "the last of which is waited for"
-            assert [request[:2] for request, _answer in session.behind] == behind, "not where it cannot be sent alone"
+            assert [request[:2] for request, _answer in session._line[0].behind] == behind, (
+                "not where it cannot be sent alone"
+            )
             session.watched._forget()
             session.watched._rest = 0
 

@@ -85,16 +85,13 @@ def test_R1_requests_wait_for_a_question_or_until_there_are_eight_mebibytes(sess
 def test_R1_what_goes_behind_a_message_is_sent_with_it_and_not_waited_for(session: Session, worker: Worker) -> None:
     found: list[Any] = []
     session._ask("note", answer=lambda _given: found.append("waited for"))
-    session._exchange(behind=[(("more",), lambda _given: found.append("behind"))])
+    session._line[-1].behind.append((("more",), lambda _given: found.append("behind")))
+    session._exchange()
     assert worker.posted == [["note"], ["more"]] and worker.asked == [["note"]] and found == ["waited for"]
     assert session.stats["messages"] == session.stats["waits"] == 1
     session._exchange()
     assert worker.asked[1:] == [["more"]] and found[1:] == ["behind"]
     assert session.stats["messages"] == 2 and session.stats["waits"] == 1
-    session._exchange(behind=[(("more",), None)])
-    assert worker.posted[2:] == worker.asked[2:] == [], "with what is asked next"
-    session._exchange()
-    assert worker.asked[2:] == [["more"]]
 
 
 def test_R1_nothing_to_say_is_no_message(session: Session, worker: Worker) -> None:

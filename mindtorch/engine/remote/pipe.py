@@ -9,17 +9,14 @@ import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 from ..._ext.frames import Stream
 from ...base.errors import SessionLost
 from .client import RemoteExecutor
 from .progress import Progress
 from .set_aside import ENDED
-
-if TYPE_CHECKING:
-    from .exchange import Entry
 
 __all__ = ["Child", "PipeExecutor", "StreamExecutor"]
 
@@ -42,8 +39,8 @@ class StreamExecutor(RemoteExecutor):
         super().__init__(child.send, child.post)
         _all.add(self)
 
-    def _exchange(self, every: bool = False, unasked: bool = False, behind: Sequence[Entry] = ()) -> None:
-        super()._exchange(every, unasked, behind)
+    def _exchange(self, every: bool = False, unasked: bool = False) -> None:
+        super()._exchange(every, unasked)
         self._child.keep([message.data for message in self._line])
 
     def _forked(self) -> None:

@@ -221,23 +221,23 @@ class Speculation:
         return found
 
     # ---- guesses -----------------------------------------------------------------------------------------------------
-    def wait(self, exchange: Callable[..., None]) -> None:
+    def wait(self, exchange: Callable[[], None]) -> None:
         """Send the next message, with guesses where they are likely to be right and to pay, and wait for the reply.
 
-        exchange(behind=requests) sends these, too, and does not wait for their replies: what runs up to the next write,
-        as a backward pass does while the program hears of its loss.
+        What is likely to run after that, up to the next write, goes behind it and is not waited for: a backward pass
+        runs while the program hears of its loss.
         """
         last = self._runs[-1] if self._runs else None
         if last is not None:
             last.waited = True
         try:
-            ends, behind = self._send()
+            ends = self._send()
         except BaseException:  # a signal handler's: the worker may not have what is known here of its plans
             self._begin()
             self._executor._told.forget()
             raise
         began = clock()
-        exchange(behind=behind)
+        exchange()
         took = clock() - began
         if ends:
             alone = sum(min(run.alone) for run in ends) / len(ends)
@@ -263,24 +263,26 @@ class Speculation:
         self._steps, self._rest = 1, self._patience
         self._patience *= 2
 
-    def _send(self) -> tuple[list[Run], list[Entry]]:
-        """Put guesses into the next message. Returns those that end in a wait, and what goes behind the message."""
+    def _send(self) -> list[Run]:
+        """Put guesses into the next message, and behind it. Those that the program is likely to wait after."""
         if self._rest:
             self._rest -= 1
-            return [], []
+            return []
         over = len(self.taken) == len(self._guesses)
         if not over or not self._period or not self._runs[-1].alone:
-            return [], []
+            return []
         within, behind = self._likely()
         if not within and not behind:
-            return [], []
+            return []
         asked = self._asked(within, small=True), self._asked(behind, small=False)
         self._any_right = False
         self._guesses.clear()
         self.taken.clear()
         self._guesses.extend([*within, *behind])  # first: a signal handler may raise in between
-        self._executor._line[-1].requests.extend(asked[0])
-        return [guess.run for guess in within if guess.ends], asked[1]
+        message = self._executor._line[-1]
+        message.requests.extend(asked[0])
+        message.behind.extend(asked[1])
+        return [guess.run for guess in within if guess.ends]
 
     def _asked(self, guesses: list[Guess], small: bool) -> list[Entry]:
         """The requests for them. small: and for their small values?"""
