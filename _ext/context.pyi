@@ -17,7 +17,7 @@ def set_run_backward(
     original: Callable[..., Any],
     begin: Callable[..., tuple[bool, Any]],
     end: Callable[..., Any],
-    after: Callable[[], None],
+    after: list[Callable[[], None]],
 ) -> None: ...
 def followed(func: Callable[..., Any], after: Callable[..., object]) -> Callable[..., Any]: ...
 def configure(

@@ -126,7 +126,7 @@ cdef object _module_class = None
 cdef object _original_backward = None
 cdef object _begin_backward = None
 cdef object _end_backward = None
-cdef object _after_backward = None
+cdef list _after_backward = []
 cdef object _sequence_nr = None
 cdef object _current_node = None
 cdef object _grad_enabled = None
@@ -627,7 +627,8 @@ def tracked_backward(*args, **kwargs):
         t.phase = phase
         t.base = base
     if phase != PHASE_BACKWARD:
-        _after_backward()
+        for call in _after_backward:
+            call()
     return found
 
 
@@ -781,7 +782,8 @@ def tracked_own_call(original, *args, **kwargs):
 def set_run_backward(original, begin, end, after):
     """The function that `tracked_backward` calls; begin(*args, **kwargs): before it, (whether its results are to be
     differentiated themselves, a context manager that it is to run in or None); end(found, *args, **kwargs): of what
-    it found, if that is anything, what is to be handed on; after(): when a pass that is within no other has ended."""
+    it found, if that is anything, what is to be handed on; after: a list of what is called when a pass that is within no
+    other has ended."""
     global _original_backward, _begin_backward, _end_backward, _after_backward
     _original_backward, _begin_backward, _end_backward, _after_backward = original, begin, end, after
 

@@ -55,7 +55,7 @@ _places = (torch.autograd.graph, torch.autograd)
 def patch() -> None:
     global _torch_next
     original = torch.autograd.graph._engine_run_backward
-    context.set_run_backward(original, _begin_backward, _end_backward, _after_backward)
+    context.set_run_backward(original, _begin_backward, _end_backward, after_backward)
     _held.put(
         (place, "_engine_run_backward", context.tracked_backward)
         for place in _places if place._engine_run_backward is original  # type: ignore[attr-defined]
@@ -102,11 +102,6 @@ def _end_backward(found: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(target, torch.Tensor) and isinstance(gradient, torch.Tensor) else gradient
         for target, gradient in zip(inputs, found, strict=True)
     )  # fmt: skip
-
-
-def _after_backward() -> None:
-    for call in after_backward:
-        call()
 
 
 #: What torch's own iterators of DataLoaders, and those made from them, are. Without it data loading is phase "other".
