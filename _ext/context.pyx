@@ -782,8 +782,8 @@ def tracked_own_call(original, *args, **kwargs):
 def set_run_backward(original, begin, end, after):
     """The function that `tracked_backward` calls; begin(*args, **kwargs): before it, (whether its results are to be
     differentiated themselves, a context manager that it is to run in or None); end(found, *args, **kwargs): of what
-    it found, if that is anything, what is to be handed on; after: a list of what is called when a pass that is within no
-    other has ended."""
+    it found, if that is anything, what is to be handed on; after: a list of what is called when a pass that is within
+    no other has ended."""
     global _original_backward, _begin_backward, _end_backward, _after_backward
     _original_backward, _begin_backward, _end_backward, _after_backward = original, begin, end, after
 
