@@ -126,6 +126,7 @@ cdef object _module_class = None
 cdef object _original_backward = None
 cdef object _begin_backward = None
 cdef object _end_backward = None
+cdef list _after_backward = []
 cdef object _sequence_nr = None
 cdef object _current_node = None
 cdef object _grad_enabled = None
@@ -612,7 +613,8 @@ def tracked_backward(*args, **kwargs):
         else:
             with within:
                 found = _original_backward(*args, **kwargs)
-        return _end_backward(found, *args, **kwargs) if found else found
+        if found:
+            found = _end_backward(found, *args, **kwargs)
     finally:
         t.phase = PHASE_BACKWARD               # an optimizer's step in a hook has ended it
         if _n_hooks:
@@ -624,6 +626,10 @@ def tracked_backward(*args, **kwargs):
         _differentiates = outer
         t.phase = phase
         t.base = base
+    if phase != PHASE_BACKWARD:
+        for call in _after_backward:
+            call()
+    return found
 
 
 cdef dict _differentiating = {}                # by number: threads that began a backward pass, while they live
@@ -773,12 +779,13 @@ def tracked_own_call(original, *args, **kwargs):
                                  <PyObject *> names if names else NULL))
 
 
-def set_run_backward(original, begin, end):
+def set_run_backward(original, begin, end, after):
     """The function that `tracked_backward` calls; begin(*args, **kwargs): before it, (whether its results are to be
     differentiated themselves, a context manager that it is to run in or None); end(found, *args, **kwargs): of what
-    it found, if that is anything, what is to be handed on."""
-    global _original_backward, _begin_backward, _end_backward
-    _original_backward, _begin_backward, _end_backward = original, begin, end
+    it found, if that is anything, what is to be handed on; after: a list of what is called when a pass that is within
+    no other has ended."""
+    global _original_backward, _begin_backward, _end_backward, _after_backward
+    _original_backward, _begin_backward, _end_backward, _after_backward = original, begin, end, after
 
 
 def followed(func, after):

@@ -659,11 +659,13 @@ cdef class Segment:
         cdef uint32_t *outs = rec_outs(r, s)
         cdef Slot *slot
         cdef uint32_t i
-        cdef bint writes = s.flags & SIG_WRITES != 0
-        if writes:
+        cdef bint writes = 0
+        if s.flags & SIG_WRITES:
             for i in range(s.n_in):
                 if sig_written(s)[i]:
-                    self.tape.slot(self.tape.slot(rec_ins(r)[i]).root).flags |= SLOT_OVERWRITTEN
+                    slot = self.tape.slot(self.tape.slot(rec_ins(r)[i]).root)
+                    writes |= not slot.flags & SLOT_FAILED     # else who reads it is told of that
+                    slot.flags |= SLOT_OVERWRITTEN
         for i in range(s.n_out):
             slot = self.tape.slot(outs[i])
             if not slot.flags & SLOT_PENDING:

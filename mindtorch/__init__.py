@@ -195,6 +195,7 @@ def _load(wait: bool) -> None:
     values.set_default_executor(_executor)
     tensors.set_tracking(semantics)
     graph.set_tracking(semantics)
+    phases.after_backward.append(values.passed)
     phases.after_step.append(values.stepped)
     graph.set_default_analyzer(_analyzer)
     machine.set_timing(_timing)

@@ -41,6 +41,18 @@ def test_R1_the_first_read_of_a_step_counts() -> None:
     assert pace.step(300), "nothing was read since"
 
 
+@pytest.mark.parametrize(("since", "pending", "begins"), [(9, 31, False), (9, 32, True), (8, 32, False)])
+def test_R1_after_a_look_at_the_loss_a_backward_pass_begins_as_it_ends(since: int, pending: int, begins: bool) -> None:
+    """If it is worth a message of its own."""
+    pace = Pace()
+    assert not pace.passed(100), "nothing has been looked at"
+    pace.step(100)
+    pace.read(100 + since, left=False)
+    assert pace.passed(pending) is begins
+    pace.step(200)
+    assert not pace.passed(100)
+
+
 class Fails(LocalExecutor):
     """What began before turns out to have failed when something else begins."""
 

@@ -19,8 +19,8 @@ class Session:
         self._alive: dict[int, int] = {}
         self._known = SimpleNamespace(put=lambda *small: self.small.append(small))
         self._mirrors = SimpleNamespace(dead=[], fresh=self.fresh)
-        self._line = [SimpleNamespace(requests=[])]
-        self._epochs = [0, 0]
+        self._line = [SimpleNamespace(requests=[], behind=[])]
+        self._epochs, self.early = [0, 0], False
         self.next, self.small, self.asked = 1000, list[tuple](), list[tuple]()
         self.plans = {name: SimpleNamespace(number=name, draws=name == 9, change=lambda n: (n,)) for name in (7, 8, 9)}
         self.watched = speculation.Speculation(self)  # type: ignore[arg-type]
@@ -51,6 +51,7 @@ class Session:
     def sent(self) -> list[tuple[int, list[int]]]:
         """The guesses of the next message: (plan, numbers)."""
         self._line[0].requests.clear()
+        self._line[0].behind.clear()
         self.watched._send()
         return [(r[1], r[3].tolist()) for r, _answer in self._line[0].requests if r[0] == "speculate"]
 
@@ -124,12 +125,63 @@ def test_R1_what_comes_after_a_write_runs_ahead_up_to_the_next_one() -> None:
     session.waited()
     runs[-3].alone.append(1.0)
     session._alive, session.watched._steps = {125: 4}, 5
-    assert [plan for plan, _numbers in session.sent()] == [8]
+    assert [plan for plan, _numbers in session.sent()] == [8] and session._line[0].behind == []
     assert [guess.ends for guess in session.watched._guesses] == [True]
+    for draws, plans in ((False, [8, 9]), (True, [8])):
+        session.watched._forget()
+        session.early, session.watched._rest, session.plans[9].draws = True, 0, draws
+        assert [plan for plan, _numbers in session.sent()] == [8], "it goes with the message, for its small values"
+        assert [request[1] for request, _answer in session._line[0].behind] == plans[1:], (
+            "what draws must not run twice"
+        )
+        assert [guess.run.plan.number for guess in session.watched._guesses] == plans  # type: ignore[union-attr]
     session.watched._forget()
-    session.watched._rest = 0
+    session.early, session.watched._rest = False, 0
     runs[-3].alone.clear()
     assert session.sent() == [], "nobody knows how long that wait takes"
+
+
+def test_R1_up_to_the_next_write_a_run_goes_behind_the_message_that_is_waited_for() -> None:
+    """As a backward pass does that comes after the read of a loss. Where all steps run ahead, the next ones have it."""
+    for writes in (True, False):
+        session = Session()
+        for k in range(4 * 3):
+            run = session.made(k, 7 + k % 3)
+            run.ahead, run.waited = k % 3 != 2 or not writes, k % 3 == 0
+            session.watched.ran(run)
+        session.watched.ran(run := session.made(12))
+        run.waited = True
+        session.waited()
+        session._alive, session.watched._steps = {123: 4, 125: 4}, 1
+        for session.early, behind in ((False, []), (True, [("speculate", 8)] * writes)):
+            assert len(session.sent()) == (0 if writes else 3), "the last of which is waited for"
+            assert [request[:2] for request, _answer in session._line[0].behind] == behind, (
+                "not where it cannot be sent alone"
+            )
+            session.watched._forget()
+            session.watched._rest = 0
+
+
+def test_R1_what_was_sent_behind_is_taken_before_its_reply_comes() -> None:
+    """The program's side does not wait for it; what comes of it is asked for once more. And it has begun."""
+    session = guessed(2)
+    watched, plan = session.watched, session.plans[7]
+    first, second = watched._guesses
+    first.reply, first.replied = None, False
+    assert not watched.begun
+    assert watched.take(plan, bytearray(first.run.numbers.tobytes()), True) is first  # type: ignore[arg-type]
+    watched.taken.append(first)
+    watched.was_right(first)
+    assert watched.begun and not session.asked
+    second.reply = None  # it failed
+    assert watched.take(plan, bytearray(second.run.numbers.tobytes()), True) is None  # type: ignore[arg-type]
+    assert session.asked == [("free", [1004])]
+    watched.begun = True
+    watched.other(None)
+    assert not watched.begun, "an upload has not"
+    watched.begun = True
+    watched.ran(session.made(5))
+    assert not watched.begun
 
 
 @pytest.mark.parametrize(("plans", "runs"), [((7,), 3), ((7, 8), 6), ((7, 8, 9), 9)])
@@ -228,7 +280,7 @@ def test_R1_of_runs_ahead_that_failed_the_last_failure_is_known() -> None:
     for given, known in ((([(0, 4, "", ""), (1, 5, "", "")], []), 5), (([], [1]), 5), (None, 5)):
         guess.reply = None
         session.watched._answer(guess)(given)
-        assert session._epochs[0] == known and guess.reply is None
+        assert session._epochs[0] == known and guess.reply is None and guess.replied
 
 
 @pytest.mark.parametrize(("nbytes", "steps"), [((64 << 20) // 3, 3), ((64 << 20) // 3 + 1, 2), (64 << 20, 1), (0, 5)])

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import mindtorch
+from mindtorch.engine.execute import values
 from mindtorch.engine.remote import speculation
 
 LAZY = "remote_accelerator:0"
@@ -172,7 +173,23 @@ def loop(device: str, handler: Handler | None = None) -> list[object]:
     return seen
 
 
-@pytest.mark.parametrize("run", [program, loop])
+def trains(device: str, handler: Handler | None = None) -> list[object]:
+    """Steps of which a part runs behind the message that is waited for, until one does something else."""
+    seen: list[object] = []
+    p = torch.linspace(-1, 1, 6).to(device)
+    read = reader(seen, handler)
+    for step in range(7):
+        read((p * 2).exp().sum())
+        gradient = (p * (3 if step == 5 else 2)).exp() * 0.1
+        if device == LAZY:
+            with values.lock:
+                values.go_on()  # as where a backward pass ends
+        p.sub_(gradient)
+    read(p)
+    return seen
+
+
+@pytest.mark.parametrize("run", [program, loop, trains])
 @pytest.mark.usefixtures("nothing_pending", "loopback")
 def test_R1_an_interrupt_at_any_line_loses_nothing(
     run: Callable[..., list[object]], pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch

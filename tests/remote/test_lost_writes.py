@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import mindtorch
-from mindtorch.engine.execute import LocalExecutor
+from mindtorch.base.errors import SessionLost
+from mindtorch.engine.execute import LocalExecutor, values
 from mindtorch.engine.remote.client import RemoteExecutor
 
-from ..executors import using
+from ..executors import mortal, using
 
 LAZY = "remote_accelerator:0"
 
@@ -87,3 +88,28 @@ def test_R1_a_write_that_failed_takes_with_it_what_it_takes_locally(
         expected = program()
     assert got == expected
     assert any(isinstance(each, str) for each in expected) and any(not isinstance(each, str) for each in expected)
+
+
+def test_R4_a_write_to_what_a_session_has_lost_is_told_where_that_is_read() -> None:
+    """Not by an unrelated read of the next session."""
+    gone = set[int]()
+    with using(mortal(1, gone)):
+        y = torch.ones(3, device=LAZY) * 2
+        kept = torch.ones(3).to(LAZY)
+        mindtorch.flush("computed there")
+        gone.add(1)
+        y.add_(1)
+        with pytest.raises(SessionLost):
+            (y + 1).tolist()
+    with using(LocalExecutor()):
+        kept.add_(y)  # which is told, since its tensor stays as it was
+        with values.lock:
+            values.go_on()
+        assert outcomes([(torch.ones(1, device=LAZY) + 1).tolist]) == ["session lost: worker 1 was ended"]
+        y.mul_(2)
+        with values.lock:
+            values.go_on()
+        assert (torch.ones(1, device=LAZY) + 1).tolist() == [2]
+        with pytest.raises(SessionLost):
+            y.tolist()
+        assert kept.tolist() == [1, 1, 1]

@@ -82,6 +82,18 @@ def test_R1_requests_wait_for_a_question_or_until_there_are_eight_mebibytes(sess
     assert worker.asked[1:] == [["note", "note"]]
 
 
+def test_R1_what_goes_behind_a_message_is_sent_with_it_and_not_waited_for(session: Session, worker: Worker) -> None:
+    found: list[Any] = []
+    session._ask("note", answer=lambda _given: found.append("waited for"))
+    session._line[-1].behind.append((("more",), lambda _given: found.append("behind")))
+    session._exchange()
+    assert worker.posted == [["note"], ["more"]] and worker.asked == [["note"]] and found == ["waited for"]
+    assert session.stats["messages"] == session.stats["waits"] == 1
+    session._exchange()
+    assert worker.asked[1:] == [["more"]] and found[1:] == ["behind"]
+    assert session.stats["messages"] == 2 and session.stats["waits"] == 1
+
+
 def test_R1_nothing_to_say_is_no_message(session: Session, worker: Worker) -> None:
     session._exchange(), session._send_on()
     assert worker.asked == worker.posted == [] and session.stats["messages"] == 0

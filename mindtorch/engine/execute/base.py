@@ -30,6 +30,8 @@ class Executor(ABC):
     overlaps: bool = False
     #: May it begin at the end of an optimizer's step, too? More than one such piece may be under way then.
     ahead: bool = False
+    #: And at the end of a backward pass, where the program has looked at its loss before that?
+    early: bool = False
 
     #: Messages so far that the program has waited for, where there are messages.
     waits: int = 0

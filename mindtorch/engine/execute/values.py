@@ -245,6 +245,14 @@ def flush(reason: str) -> None:
         _core.sweep()  # what is left had no visible effect
 
 
+def passed() -> None:
+    """A backward pass has ended: it may begin where it runs, before what comes after it is recorded."""
+    if _executor is not None and _executor.early:
+        with lock:
+            if _pace.passed(tape.n_pending):
+                go_on()
+
+
 _overdue: list[MaterializationError] = []
 
 

@@ -37,6 +37,10 @@ class WrappingExecutor(Executor):
         return self.inner.ahead
 
     @property
+    def early(self) -> bool:  # type: ignore[override]
+        return self.inner.early
+
+    @property
     def waits(self) -> int:  # type: ignore[override]
         return self.inner.waits
 

@@ -337,6 +337,7 @@ def _spec(info: Any, out: Any, metas: list[torch.Tensor], written: bytes, dispat
     codes: list[int | None] = []
     outs: list[tuple] = []
     alias: list[int] = []
+    places = {id(m): i for i, m in reversed(list(enumerate(metas)))}
     storages = {m.untyped_storage()._cdata: i for i, m in reversed(list(enumerate(metas)))}
     for item in items:
         if item is None:
@@ -344,7 +345,7 @@ def _spec(info: Any, out: Any, metas: list[torch.Tensor], written: bytes, dispat
             continue
         if not isinstance(item, torch.Tensor) or item.layout is not torch.strided or item.device.type != "meta":
             return None
-        same = next((i for i, m in enumerate(metas) if m is item), None)
+        same = places.get(id(item))
         if same is not None:
             codes.append(-1 - same)
             if not dispatch:

@@ -28,7 +28,7 @@ from ..execute.values import is_awaited
 from ..record.arguments import quiet, tensors_in
 from . import functions
 from .exchange import Post, Send, Session, again
-from .failures import Outcome, error_of
+from .failures import Outcome, error_of, put_right
 from .generator_states import GeneratorStates
 from .host_fallback import bytes_of, run_here
 from .kept_values import KeptValues
@@ -129,8 +129,13 @@ class RemoteExecutor(Session, SharedStorages):
     def ahead(self) -> bool:  # type: ignore[override]
         return self._post is not None and self._lost is None and not local.is_observed()
 
+    @property
+    def early(self) -> bool:  # type: ignore[override]
+        return self.among is None and self.ahead
+
     def begin(self) -> None:
-        self._send_on()
+        if not self._speculation.begun:
+            self._send_on()
 
     def _arrive(self, number: int) -> None:
         """Wait for the contents of a storage that come unasked, if they do."""
@@ -264,11 +269,7 @@ class RemoteExecutor(Session, SharedStorages):
         timed = local.is_observed() and segment is not None
         settings = self._news("run")
         guess = self._speculation.take(plan, encoded.numbers, not (timed or settings))
-        if guess is None:
-            base = self._mirrors.fresh(encoded.n_outputs)
-            positions, values = self._told.changes(encoded)
-        else:
-            base = guess.base
+        base = self._mirrors.fresh(encoded.n_outputs) if guess is None else guess.base
         written = [storages[root] for root in encoded.written if root in storages]
         for number in written:
             self._reads.forget(number)
@@ -296,13 +297,7 @@ class RemoteExecutor(Session, SharedStorages):
                 if time is not None:
                     name, _sig, *where = encoded.origin(k)
                     local.report(name, *where, *time)
-            for k, output, strides, offset in corrections:
-                sig = encoded.origin(k)[1]
-                dtype, sizes, _strides, _offset, _place = _core.sig_output_meta(sig, output)
-                with quiet():
-                    like = torch.empty_strided(sizes, strides, dtype=dtype, device=META)
-                    like.set_(like.untyped_storage(), offset, sizes, strides)
-                _core.correct_output(sig, output, like)
+            put_right(encoded, corrections)
             for k, number, kind, text in failures:
                 name, _sig, module, location, _phase = encoded.origin(k)
                 self._failures[number] = triggers.told(name, module, location, error_of(kind, text))
@@ -310,7 +305,7 @@ class RemoteExecutor(Session, SharedStorages):
             if without or lost:
                 Outcome(encoded, base, views, failures, without, lost).tell(self._mirrors, self._failures)
 
-        if guess is not None:
+        if guess is not None and guess.reply is not None:
             segment.settle(made, [(self._speculation.taken, [guess])])
             try:
                 answer(guess.reply)
@@ -320,13 +315,18 @@ class RemoteExecutor(Session, SharedStorages):
             return made
         if timed:
             self._no_lineage()  # times are never the same
-        request = ("run", plan.number, base, positions, values, timed)
+        request = ("run", plan.number, base, *(changes := self._told.changes(encoded)), timed)
+        if guess is not None:  # it has begun: what it answered comes once more
+            asked = [(self._speculation.taken, [guess]), (self._line[-1].requests, [(request, answer)])]
+            segment.settle(made, asked)
+            self._speculation.was_right(guess)
+            return made
         if segment is None:  # another worker has run it, whose results the program has
             self._line[-1].requests += [*settings, (request, answer)]
         else:
             segment.settle(made, [(self._line[-1].requests, [*settings, (request, answer)])])
         self._told_settings(settings)
-        self._grown(32 + len(positions) + len(values))
+        self._grown(32 + sum(map(len, changes)))
         if timed or self.among is not None:
             self._speculation.start_anew()
         else:

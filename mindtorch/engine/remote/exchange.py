@@ -41,10 +41,11 @@ class _Refused(ConnectionError):
 class _Message:
     """Requests that go together, and who wants to know the answers."""
 
-    __slots__ = ("answers", "awaited", "data", "nbytes", "parcels", "posted", "requests", "sent")
+    __slots__ = ("answers", "awaited", "behind", "data", "nbytes", "parcels", "posted", "requests", "sent")
 
     def __init__(self) -> None:
         self.requests: list[Entry] = []
+        self.behind: list[Entry] = []  # what goes in a message behind it, which is not waited for
         self.nbytes = 0  # roughly
         self.data: bytearray | None = None
         self.posted = self.sent = False
@@ -134,9 +135,10 @@ class Session:
         """
         with self._lock:
             line = self._line
+            behind = line[-1].behind
             self._seal(awaited=True)
             failed: Exception | None = None
-            while len(line) > 1:
+            while len(line) > 1 and not (behind and not any(message.awaited for message in line[:-1])):
                 error = self._oldest(every)
                 if not unasked or getattr(error, "lost_write", True):
                     failed = failed or error
@@ -208,7 +210,11 @@ class Session:
             if self._hello is not None:
                 line.insert(0, self._hello)
                 self._hello = None
-            line.append(_Message())
+            added = [_Message()]
+            if message.behind:
+                added.insert(0, _Message())
+                added[0].requests, added[0].awaited = message.behind, False
+            line.extend(added)
 
     def _post_all(self, last: _Message | None = None) -> None:
         """Send what is sealed, up to the ``last`` if that is one of them. Nothing before the sides know each other."""

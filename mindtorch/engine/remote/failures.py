@@ -1,4 +1,6 @@
-"""What fails here because something failed where the worker is: the same as in the local executor (SPEC L9, R1)."""
+"""What is otherwise here because it is where the worker is, such as what failed: the same as in the local executor
+(SPEC L9, R1).
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,11 @@ from ..._ext.encoder import Encoded
 from ..._ext.replay import fail_dependents
 from ...base.errors import MaterializationError
 from ..execute.values import tape
+from ..record.arguments import quiet
 from .exchange import again
-from .mirrors import Mirrors
+from .mirrors import META, Mirrors
 
-__all__ = ["Outcome", "error_of"]
+__all__ = ["Outcome", "error_of", "put_right"]
 
 #: Of torch's and Python's own exceptions, those that are told apart.
 ERRORS: dict[str, type[Exception]] = {
@@ -74,3 +77,14 @@ def error_of(kind: str, text: str) -> Exception:
     """The exception that a worker tells of."""
     known = ERRORS.get(kind)
     return RuntimeError(f"{kind}: {text}") if known is None else known(text)
+
+
+def put_right(encoded: Encoded, corrections: list[tuple[int, int, tuple[int, ...], int]]) -> None:
+    """From now on outputs are predicted as they came: (record, output, strides, offset)."""
+    for k, output, strides, offset in corrections:
+        sig = encoded.origin(k)[1]
+        dtype, sizes, _strides, _offset, _place = _core.sig_output_meta(sig, output)
+        with quiet():
+            like = torch.empty_strided(sizes, strides, dtype=dtype, device=META)
+            like.set_(like.untyped_storage(), offset, sizes, strides)
+        _core.correct_output(sig, output, like)

@@ -149,6 +149,10 @@ class Plan:
             else:
                 self._described[bisect.bisect_right(self._given_at, at) - 1] = None
 
+    def numbers(self) -> bytes:
+        """All of them, as they are now."""
+        return bytes(self._numbers)
+
     def has_new_sizes(self) -> bool:
         """Has a number changed since this was last asked, but floats of calls, and which storages it begins with?"""
         found, self._sizes_are_new = self._sizes_are_new, False

@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,13 +85,14 @@ class Run:
 
 
 class Guess:
-    """A run that was sent ahead. ends: the program is likely to wait after it; reply: what the worker said of it;
-    values: its small values, by storage."""
+    """A run that was sent ahead. ends: the program is likely to wait after it; reply: what the worker said of it, once
+    it has ``replied``; values: its small values, by storage."""
 
     def __init__(self, run: Run, ends: bool) -> None:
         assert isinstance(run.made, range)
         self.run, self.ends, self.base = run, ends, run.made.start
         self.reply: Any = None
+        self.replied = False
         self.values: dict[int, bytes] = {}
 
     def learn(self, given: list[bytes | None]) -> None:
@@ -112,11 +114,13 @@ class Speculation:
         self._seconds: deque[float] = deque(maxlen=3)  # that one took the last times; some are disturbed
         self._patience, self._rest = _PATIENCE, 0
         self._any_right = True  # of those that were sent the last time
+        self.begun = False  # was the last run sent ahead, so that nothing is to be begun?
 
     # ---- what the program asks for -----------------------------------------------------------------------------------
     def other(self, number: int | None) -> None:
         """Something that is no run is asked for, which makes a storage of this number."""
         self._forget()
+        self.begun = False
         last = self._runs[-1] if self._runs else None
         if last is None or last.plan is not None or last.waited:
             last = Run(None, ())
@@ -144,7 +148,8 @@ class Speculation:
         if not guesses:
             return None
         guess = guesses[0]
-        if as_before and guess.reply is not None and guess.run.plan is plan and guess.run.numbers.tobytes() == numbers:
+        fails = guess.replied and guess.reply is None
+        if as_before and not fails and guess.run.plan is plan and guess.run.numbers.tobytes() == numbers:
             for number, data in guess.values.items():
                 self._executor._known.put(number, data)
             return guess
@@ -162,9 +167,11 @@ class Speculation:
             self._steps = min(2 * self._steps, _AHEAD)
             self._patience = _PATIENCE
         self.ran(guess.run)
+        self.begun = True
 
     def ran(self, run: Run) -> None:
         """It has been asked for, or was guessed right."""
+        self.begun = False
         runs = self._runs
         runs.append(run)
         if len(runs) > 4 * _PERIOD:
@@ -215,7 +222,11 @@ class Speculation:
 
     # ---- guesses -----------------------------------------------------------------------------------------------------
     def wait(self, exchange: Callable[[], None]) -> None:
-        """Send the next message, with guesses where they are likely to be right and to pay, and wait for the reply."""
+        """Send the next message, with guesses where they are likely to be right and to pay, and wait for the reply.
+
+        What is likely to run after that, up to the next write, goes behind it and is not waited for: a backward pass
+        runs while the program hears of its loss.
+        """
         last = self._runs[-1] if self._runs else None
         if last is not None:
             last.waited = True
@@ -253,47 +264,58 @@ class Speculation:
         self._patience *= 2
 
     def _send(self) -> list[Run]:
-        """Put guesses into the next message. Those that the program is likely to wait after."""
+        """Put guesses into the next message, and behind it. Those that the program is likely to wait after."""
         if self._rest:
             self._rest -= 1
             return []
         over = len(self.taken) == len(self._guesses)
         if not over or not self._period or not self._runs[-1].alone:
             return []
-        guesses = self._likely()
-        ends = [guess.run for guess in guesses if guess.ends]
-        if not ends:
+        within, behind = self._likely()
+        if not within and not behind:
             return []
+        asked = self._asked(within, small=True), self._asked(behind, small=False)
+        self._any_right = False
+        self._guesses.clear()
+        self.taken.clear()
+        self._guesses.extend([*within, *behind])  # first: a signal handler may raise in between
+        message = self._executor._line[-1]
+        message.requests.extend(asked[0])
+        message.behind.extend(asked[1])
+        return [guess.run for guess in within if guess.ends]
+
+    def _asked(self, guesses: list[Guess], small: bool) -> list[Entry]:
+        """The requests for them. small: and for their small values?"""
         entries: list[Entry] = []
         for guess in guesses:
             run = guess.run
             assert run.plan is not None
             request = ("speculate", run.plan.number, guess.base, *run.plan.change(run.numbers))
             entries.append((request, self._answer(guess)))
-            if run.small:
+            if small and run.small:
                 entries.append((("small", [guess.base + k for k in run.small]), guess.learn))
-        self._any_right = False
-        self._guesses.clear()
-        self.taken.clear()
-        self._guesses.extend(guesses)  # first: a signal handler may raise in between
-        self._executor._line[-1].requests.extend(entries)
-        return ends
+        return entries
 
-    def _likely(self) -> list[Guess]:
-        """What comes next, up to something that cannot be run ahead; to where the program is likely to wait."""
+    def _likely(self) -> tuple[list[Guess], list[Guess]]:
+        """What comes next, up to something that cannot be run ahead: to where the program is likely to wait, and what
+        comes after that."""
         runs, period = self._runs.copy(), self._period
         first, room = self._executor._mirrors.fresh(), _ROOM
         guesses: list[Guess] = []
-        for _ in range(self._steps * period):
+        more = self._steps * period
+        while more:
             before = runs[-period]
             room -= before.nbytes
             if not (before.ahead and before.repeats) or room < 0 or (comes := self._next(runs, first)) is None:
                 break
             runs.append(comes)
             guesses.append(Guess(comes, before.waited and bool(before.alone)))
-        while guesses and not guesses[-1].ends:
-            guesses.pop()
-        return guesses
+            more -= 1
+        n = next((n for n in range(len(guesses), 0, -1) if guesses[n - 1].ends), 0)
+        if not more or not self._executor.early:  # the next guesses will have what is behind
+            return guesses[:n], []
+        # It may run once more, after what has been run ahead of it: it must not draw.
+        return guesses[:n], list(takewhile(lambda guess: not guess.run.plan.draws, guesses[n:]))  # type: ignore[union-attr]
 
     def _next(self, runs: list[Run], first: int) -> Run | None:
         """The run that comes after these; None where what it is given is gone. Those from ``first`` on are made by
@@ -319,6 +341,7 @@ class Speculation:
 
     def _answer(self, guess: Guess) -> Callable[[Any], None]:
         def answer(given: Any) -> None:
+            guess.replied = True
             if given is not None and given[0]:  # it failed: nobody else will be told
                 self._executor._epochs[0] = max(number for _k, number, *_ in given[0])
             elif given is not None and not given[1]:  # as predicted

@@ -53,6 +53,7 @@ class Worker(HeldStorages):
         self._local = LocalExecutor(device)
         super().__init__(self._local.device, parcels, folders, memory)
         self._before: dict[int, dict[int, torch.Tensor]] = {}  # states of generators, by the base of what ran ahead
+        self._ahead: dict[int, tuple[int, bytes, tuple]] = {}  # its plan, numbers and answer, by the same
         self._asserts = self._device.type != "cpu"  # do its kernels end the process where a value is wrong?
         self._definitions: list[Definition] = []
         self._plans: list[Plan] = []
@@ -132,10 +133,22 @@ class Worker(HeldStorages):
         what came otherwise than predicted; where ``timed`` (start, end) of each record in ns, None for those that did
         not run; (output, failure's number); (record, failure's number, storage's) of what was not written; how many
         records did not run, or failed; and (calls by a shorter way, calls in place, their bytes,
-        calls without Python).
+        calls without Python). What has run ahead with these numbers does not run again.
         """
+        ahead = self._ahead.pop(base, None)
+        if ahead is None:
+            self._nothing_is_ahead()
+            return self._ran(number, base, positions, changed, timed)
+        del self._before[base]
+        plan = self._plans[number]
+        plan.change(positions, changed)
+        if ahead[:2] == (number, plan.numbers()) and not timed:
+            return ahead[2]
+        return self._ran(number, base, b"", b"", timed)
+
+    def _nothing_is_ahead(self) -> None:
         self._before.clear()
-        return self._ran(number, base, positions, changed, timed)
+        self._ahead.clear()
 
     def speculate(self, number: int, base: int, positions: bytes, changed: bytes) -> tuple | None:
         """`run` what the program is likely to ask for next. None where it cannot be run, which is no error, or where it
@@ -152,6 +165,8 @@ class Worker(HeldStorages):
                     answer = as_from_python(lambda: self._ran(number, base, positions, changed, False))
                 warned = bool(caught.messages)
                 caught.drop()
+                if not (warned or answer[0]):
+                    self._ahead[base] = number, self._plans[number].numbers(), answer
                 return None if warned and not answer[0] else answer
         except (WireError, Warning):  # what it is given was not computed as told; or warnings are errors here
             pass
@@ -176,7 +191,7 @@ class Worker(HeldStorages):
             if later >= base:
                 for index, state in states.items():
                     self._local.set_state(index, state)
-        self._before.clear()
+        self._nothing_is_ahead()
 
     def _ran(self, number: int, base: int, positions: bytes, changed: bytes, timed: bool) -> tuple:
         plan = self._plans[number]

@@ -37,8 +37,9 @@ _constructed: dict[int, "weakref.ref[torch.optim.Optimizer]"] = {}  # all of tor
 _twice = 0  # backward passes so far that kept a graph of their own
 #: Called with each optimizer that was not met yet, before its first step.
 listeners: list[Callable[[torch.optim.Optimizer], None]] = []
-#: Called before autograd's engine runs; called when an optimizer's step has ended.
+#: Called before autograd's engine runs; when a pass of its, within no other, has ended; when an optimizer's step has.
 before_backward: list[Callable[[], None]] = []
+after_backward: list[Callable[[], None]] = []
 after_step: list[Callable[[], None]] = []
 _steps: "weakref.WeakKeyDictionary[type, Any]" = weakref.WeakKeyDictionary()  # torch's function for steps, by class
 _unhooked: "weakref.WeakKeyDictionary[type, Any]" = weakref.WeakKeyDictionary()  # steps that torch has not hooked
@@ -54,7 +55,7 @@ _places = (torch.autograd.graph, torch.autograd)
 def patch() -> None:
     global _torch_next
     original = torch.autograd.graph._engine_run_backward
-    context.set_run_backward(original, _begin_backward, _end_backward)
+    context.set_run_backward(original, _begin_backward, _end_backward, after_backward)
     _held.put(
         (place, "_engine_run_backward", context.tracked_backward)
         for place in _places if place._engine_run_backward is original  # type: ignore[attr-defined]
