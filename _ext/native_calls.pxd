@@ -68,6 +68,14 @@ cdef object object_for(PyObject **where)
 cdef inline object object_of(Slot *slot):
     return object_for(&slot.concrete)
 
+# What makes calls, for those that make them elsewhere; `caller` NULL: nothing does.
+cdef struct Maker:
+    mt_caller caller
+    uint64_t plain, autograd           # dispatch keys of tensors that it takes; those that are excluded meanwhile
+    long keys_at                       # where a tensor has them, in words
+
+cdef Maker maker() noexcept
+
 # Give up a value.
 cdef void release(PyObject *value) noexcept
 

@@ -37,6 +37,12 @@ def start(size_t call, size_t give_up, size_t wrap, long at, uint64_t plain, uin
     caller, releaser = <mt_caller>call, <mt_releaser>give_up
 
 
+cdef Maker maker() noexcept:
+    cdef Maker found
+    found.caller, found.plain, found.autograd, found.keys_at = caller, plain_keys, to_autograd, keys_at
+    return found
+
+
 cdef object object_for(PyObject **where):
     cdef PyObject *held = where[0]
     cdef void *tensor
