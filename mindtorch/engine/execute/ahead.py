@@ -36,7 +36,8 @@ def begin() -> None:
 def prepare() -> bool:
     """Can calls be handed over? Not on one processor, nor where no calls are made without Python."""
     set_grad, threads, new, delete = map(torch_facts.exported, _FUNCTIONS)
-    if len(os.sched_getaffinity(0)) < 2 or not all((set_grad, threads, new, delete)) or passes.native_maker() is None:
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if processors < 2 or not all((set_grad, threads, new, delete)) or passes.native_maker() is None:
         return False
     ahead.begin((set_grad, threads, new, delete), _allowed, _run)
     os.register_at_fork(before=ahead.pause, after_in_parent=ahead.resume, after_in_child=ahead.resume_in_child)
