@@ -6,7 +6,8 @@ come into their slots when the program's thread collects them: at the next hand-
 them. A call that fails ends this: it and all after it are pending again, and run as if nobody had tried.
 
 Torch counts the references to a tensor that Python has in such a way that the step from one to two takes the GIL. So
-the program's thread holds a second one to each such tensor that it hands over, and never waits with the GIL.
+the program's thread holds a second one to each such tensor that it hands over, and never waits with the GIL. What one
+core has written comes to another one slowly: results that nobody needs any more are freed where they were made.
 """
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, realloc
@@ -16,7 +17,8 @@ from .intern cimport SigS, has_native, sig_out_meta
 from .lazy cimport get_tape
 from .local_state cimport keys
 from .native_calls cimport (
-    MT_MOST_RESULTS, MT_MOST_TENSORS, MT_ON, Maker, NativeCall, bare, is_bare, maker, mt_native, release, tensor_in,
+    MT_MOST_RESULTS, MT_MOST_TENSORS, MT_ON, Maker, NativeCall, bare, is_bare, maker, mt_native, release, set_waste,
+    tensor_in,
 )
 from .replay cimport Segment, counted_native
 from .sizes cimport MT_ASSERT
@@ -132,6 +134,10 @@ cdef void _assert_sizes() noexcept:
     MT_ASSERT(<int>RESULTS == <int>MT_MOST_RESULTS)
 
 
+cdef void *wasted[RING]                    # C++ tensors that nobody needs any more
+cdef uint64_t n_wasted = 0, freed = 0      # how many there were; those that the other thread has freed
+
+
 # ---- the other thread ------------------------------------------------------------------------------------------------
 cdef void *_work(void *_) noexcept nogil:
     cdef uint64_t k = mt_load(&done)
@@ -143,6 +149,8 @@ cdef void *_work(void *_) noexcept nogil:
     pthread_cond_broadcast(&mt_less)
     pthread_mutex_unlock(&mt_lock)
     while True:
+        if not k & 15 or k == mt_load(&ready):
+            _free_wasted()
         if k == mt_load(&ready) or mt_load(&failed):
             pthread_mutex_lock(&mt_lock)
             mt_store(&sleeping, 1)
@@ -169,6 +177,14 @@ cdef void *_work(void *_) noexcept nogil:
             mt_store(&awaited, 0)
             pthread_cond_broadcast(&mt_less)
             pthread_mutex_unlock(&mt_lock)
+
+
+cdef void _free_wasted() noexcept nogil:
+    cdef uint64_t k = mt_load(&freed), n = mt_load(&n_wasted)
+    while k < n:
+        make.releaser(wasted[k % RING])
+        k += 1
+        mt_store(&freed, k)
 
 
 cdef int _make(Call *c) noexcept nogil:
@@ -210,9 +226,21 @@ cdef void _publish(uint64_t n) noexcept:
         return
     mt_store(&ready, n)
     if mt_load(&sleeping):
+        mt_store(&sleeping, 0)
         pthread_mutex_lock(&mt_lock)
         pthread_mutex_unlock(&mt_lock)     # it waits by now
         pthread_cond_signal(&mt_more)
+
+
+cdef bint _waste(void *tensor) noexcept:
+    """Leave it to the other thread, which has made most of them, to free a tensor: what this core has to read of it
+    comes from the other one. Not while it sleeps: the memory is to be free soon.
+    """
+    if not running or mt_load(&sleeping) or n_wasted - mt_load(&freed) == RING:
+        return False
+    wasted[n_wasted % RING] = tensor
+    mt_store(&n_wasted, n_wasted + 1)
+    return True
 
 
 cdef void wait_for(uint64_t seq) noexcept:
@@ -352,6 +380,7 @@ cdef void _end() noexcept:
             pthread_cond_signal(&mt_more)
             pthread_mutex_unlock(&mt_lock)
             mt_join()
+        _free_wasted()
 
 
 cdef int hand_over() except -1:
@@ -373,8 +402,8 @@ cdef bint _hand_over() except -1:
     cdef uint64_t seq, n = 0, failures = n_failed
     cdef Record *r
     cdef int can
-    collect(mt_load(&done))
-    if n_failed != failures:
+    if mt_load(&failed):
+        collect(ready)
         return False
     if n_slots < tape.n_slots:
         _grow(tape.n_slots + 4096)
@@ -399,7 +428,8 @@ cdef bint _hand_over() except -1:
                 n = ready
     finally:
         _publish(n)
-    return True
+        collect(mt_load(&done))            # now: the other thread is awake, and frees what nobody needs any more
+    return n_failed == failures
 
 
 cdef int _grow(uint32_t n) except -1:
@@ -547,6 +577,7 @@ def begin(tuple functions, allowed, run):
         raise MemoryError()
     tape, allowed_, run_ = get_tape(), allowed, run
     tape.waiter = _wait_for_targets
+    set_waste(_waste)
 
 
 def hand_over_after(uint64_t n):
