@@ -27,7 +27,7 @@ cdef extern from *:
     }
     static void mt_close(void) { mt_library = NULL; }
     """
-    mt_key_sets *mt_keys() noexcept
+    mt_key_sets *mt_keys() noexcept nogil
     bint mt_open(const char *path) noexcept
     void mt_close() noexcept
 
@@ -111,7 +111,7 @@ def stop():
     mt_close()
 
 
-cdef mt_key_sets *keys() noexcept:
+cdef mt_key_sets *keys() noexcept nogil:
     return mt_keys()
 
 
