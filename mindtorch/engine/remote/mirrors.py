@@ -94,9 +94,10 @@ class Mirrors:
     def number(self, mirror: torch.Tensor, number: int) -> torch.Tensor:
         """``mirror``, whose new storage stands for that of this number from now on."""
         storage = mirror.untyped_storage()
-        self._numbers[storage._cdata] = self._deaths.watch(storage, number)
-        self.alive[number] = storage.nbytes()
-        self.nbytes += storage.nbytes()
+        death = self._deaths.watch(storage, number)
+        self._numbers[death.at] = death
+        self.alive[number] = nbytes = storage.nbytes()
+        self.nbytes += nbytes
         return mirror
 
     def hand_over(self, mirror: torch.Tensor, there: Mirrors, whole: torch.Tensor) -> None:

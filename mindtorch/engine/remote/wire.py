@@ -201,16 +201,22 @@ class _Reader:
         self.at = end
         return found
 
+    def byte(self) -> int:
+        try:
+            found = self.data[self.at]
+        except IndexError:
+            raise WireError(f"expected 1 bytes at byte {self.at}, got 0") from None
+        self.at += 1
+        return found
+
     def size(self) -> int:
         value = shift = 0
-        while True:
-            byte = self.take(1)[0]
+        while (byte := self.byte()) > 0x7F:
             value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
             shift += 7
             if shift > 700:
                 raise WireError(f"integer at byte {self.at} is too long")
+        return value | byte << shift
 
     def text(self) -> str:
         try:
@@ -227,7 +233,7 @@ class _Reader:
     def value(self, depth: int) -> Any:
         if depth > _DEEPEST:
             raise WireError(f"expected sequences at most {_DEEPEST} deep")
-        tag = self.take(1)[0]
+        tag = self.byte()
         read = _READERS.get(tag)
         if read is None:
             raise WireError(f"expected a tag at byte {self.at - 1}, got {tag:#04x}")
