@@ -69,6 +69,7 @@ CALLS: dict[str, Callable[[int], Callable[[], object]]] = {
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.usefixtures("nothing_pending")
 def test_S6_a_call_on_a_list_is_recorded_in_time_linear_in_its_length(name: str) -> None:
-    CALLS[name](7)()
+    for n in (7, 60):  # Python 3.12 and later count in what they have traced before
+        instructions(CALLS[name](n))
     short, long = (instructions(CALLS[name](n)) for n in (100, 400))
     assert long <= 4.1 * short + 2000, f"{short:,} for 100 tensors, {long:,} for 400"
