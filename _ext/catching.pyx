@@ -108,7 +108,7 @@ cdef extern from *:
     ctypedef int (*mt_delete)(void **cell) noexcept
     mt_delete mt_delete_cell
     int mt_call "mt_call"(const void *c, void **tensors, const double *floats, void **results) noexcept nogil
-    void mt_give_up(void *tensor) noexcept nogil
+    void mt_give_up(void *tensor) noexcept
     int mt_view "mt_view"(const void *on, void *call, int how, const int64_t *a, int n, const int64_t *b, int m,
                           int set_a, int set_b, void **made) noexcept
 

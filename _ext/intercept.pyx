@@ -13,7 +13,6 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from .context cimport current_location, current_module, current_phase
-from .ahead cimport hand_over
 from .intern cimport (
     KIND_HANDLER, KIND_RECORD, RETURNS_NOTHING, RETURNS_TENSOR, RETURNS_TUPLE, Interner, OpInfo, hash_key, sig_out_meta,
     sig_written,
@@ -359,8 +358,6 @@ cdef object _finish_many(uint32_t sid, SigS *s, bint grad, bint no_grad, int kno
 
 
 cdef int limit() except -1:
-    if tape.tail >= tape.ahead_at:
-        hand_over()
     if tape.n_pending < tape.sweep_at:
         return 0
     tape.sweep()

@@ -358,10 +358,7 @@ def value(Handle h):
 
     Of a tensor without data: None.
     """
-    cdef Slot *s
-    if tape.waiter != NULL:
-        tape.waiter(&h.slot, 1, 0)     # it may write to its storage
-    s = tape.slot(h.slot)
+    cdef Slot *s = tape.slot(h.slot)
     if not s.concrete:
         return None
     if s.flags & SLOT_FAILED:
@@ -377,8 +374,6 @@ def computed():
     cdef Slot *s
     cdef uint32_t i = 1
     cdef object value
-    if tape.waiter != NULL:
-        tape.waiter(NULL, 0, 0)
     while i < tape.n_slots:
         s = tape.slot(i)
         if s.flags & SLOT_USED and not s.flags & (SLOT_PENDING | SLOT_FAILED) and s.concrete:

@@ -12,7 +12,7 @@ cdef extern from *:
 
 # This thread's dispatch keys, each bit the other way round where it is another than by default. NULL: they cannot be
 # read, and no_keys() is False.
-cdef mt_key_sets *keys() noexcept nogil
+cdef mt_key_sets *keys() noexcept
 cdef bint no_keys() noexcept                   # all as by default: no dispatch mode, autocast, transform, tracer …
 
 # As torch's own functions say; these run no Python code.

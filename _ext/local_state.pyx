@@ -27,7 +27,7 @@ cdef extern from *:
     }
     static void mt_close(void) { mt_library = NULL; }
     """
-    mt_key_sets *mt_keys() noexcept nogil
+    mt_key_sets *mt_keys() noexcept
     bint mt_open(const char *path) noexcept
     void mt_close() noexcept
 
@@ -111,7 +111,7 @@ def stop():
     mt_close()
 
 
-cdef mt_key_sets *keys() noexcept nogil:
+cdef mt_key_sets *keys() noexcept:
     return mt_keys()
 
 

@@ -45,7 +45,7 @@ cdef extern from *:
         mt_patch *patches
         uint16_t n_words, n_doubles, n_bytes, n_patches, n_tensors, n_floats, n_results, returns
     ctypedef int (*mt_caller)(const mt_native *c, void **tensors, const double *floats, void **results) noexcept nogil
-    ctypedef void (*mt_releaser)(void *tensor) noexcept nogil
+    ctypedef void (*mt_releaser)(void *tensor) noexcept
     void **MT_ON(PyObject *base) noexcept
 
 ctypedef PyObject *(*Wrap)(const void *tensor, PyObject *cls)      # makes a Python object of a C++ tensor
@@ -67,19 +67,6 @@ cdef object object_for(PyObject **where)
 
 cdef inline object object_of(Slot *slot):
     return object_for(&slot.concrete)
-
-# What makes calls, for those that make them elsewhere; `caller` NULL: nothing does.
-cdef struct Maker:
-    mt_caller caller
-    uint64_t plain, autograd           # dispatch keys of tensors that it takes; those that are excluded meanwhile
-    mt_releaser releaser
-    long keys_at                       # where a tensor has them, in words
-
-cdef Maker maker() noexcept
-
-# Takes a C++ tensor that nobody needs any more, to free it elsewhere; False: it does not.
-ctypedef bint (*waste_fn)(void *tensor) noexcept
-cdef void set_waste(waste_fn hook) noexcept
 
 # Give up a value.
 cdef void release(PyObject *value) noexcept

@@ -37,21 +37,6 @@ def start(size_t call, size_t give_up, size_t wrap, long at, uint64_t plain, uin
     caller, releaser = <mt_caller>call, <mt_releaser>give_up
 
 
-cdef Maker maker() noexcept:
-    cdef Maker found
-    found.caller, found.plain, found.autograd, found.keys_at = caller, plain_keys, to_autograd, keys_at
-    found.releaser = releaser
-    return found
-
-
-cdef waste_fn waste = NULL                 # frees tensors elsewhere
-
-
-cdef void set_waste(waste_fn hook) noexcept:
-    global waste
-    waste = hook
-
-
 cdef object object_for(PyObject **where):
     cdef PyObject *held = where[0]
     cdef void *tensor
@@ -71,8 +56,7 @@ cdef object object_for(PyObject **where):
 
 cdef void release(PyObject *value) noexcept:
     if is_bare(value):
-        if waste == NULL or not waste(tensor_in(value)):
-            releaser(tensor_in(value))
+        releaser(tensor_in(value))
     else:
         Py_DECREF(<object>value)
 

@@ -23,7 +23,6 @@ cdef class Segment:
     cdef Vec slots                    # by number of the value in its form, where that is known
     cdef size_t let_go                # shared values that are not kept any more
     cdef bint fixed                   # its records are what they are: part of another segment
-    cdef bint tentative               # a record that fails stays pending
     cdef bint claimed                 # its records are taken from the tape: they stay the same ones
     cdef bint closed                  # the rest is back on the tape
     cdef bint undone                  # the record at `done` gave its outputs up for want of memory
@@ -59,6 +58,5 @@ cdef class Segment:
     cdef void _give_back(self) noexcept
 
 cdef Segment plan_segment(Tape tape, const uint32_t *targets, size_t n, const uint32_t *written, size_t n_written)
-cdef void counted_native() noexcept    # one more call was made without Python
 cdef object again(object failure)
 cdef int place_of(Tape tape, Record *r, bint *mixed) except -2

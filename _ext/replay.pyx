@@ -42,10 +42,6 @@ def calls_otherwise():
     return otherwise[0], otherwise[1], otherwise[2], otherwise[3]
 
 
-cdef void counted_native() noexcept:
-    otherwise[3] += 1
-
-
 def native_after(size_t times):
     """Let calls that have run so often be made without Python, 4000 at most. Returns the number before."""
     global often
@@ -181,7 +177,6 @@ cdef class Segment:
         if self.closed or self.done or self.claimed:
             return 0
         self.claimed = True
-        self.tape.running += 1
         if self.fixed:
             for k in range(self.seqs.n):
                 r = tape.record(self.seqs.data[k])
@@ -318,11 +313,11 @@ cdef class Segment:
                     if called and (<OpInfo>s.info).fresh:
                         self._note_fresh(r, s)
                 except MemoryError as e:
-                    if not s.flags & (SIG_WRITES | SIG_RANDOM) or interrupts(e) or self.tentative:
+                    if not s.flags & (SIG_WRITES | SIG_RANDOM) or interrupts(e):
                         raise          # it has had no effect: it stays pending, and runs when there is memory
                     failure = _words(seq, e, on_error)
                 except Exception as e:
-                    if interrupts(e) or self.tentative:
+                    if interrupts(e):
                         raise
                     failure = _words(seq, e, on_error)
                 if failure is not None:
@@ -353,8 +348,7 @@ cdef class Segment:
             try:
                 if rng >= 0:
                     try:
-                        if not self.tentative or self.done == self.seqs.n:
-                            states[rng] = get_state()
+                        states[rng] = get_state()
                     finally:
                         set_state(outside)
             finally:
@@ -690,7 +684,6 @@ cdef class Segment:
         if self.closed:
             return
         self.closed = True
-        self.tape.running -= self.claimed
         for k in range(self.done, self.seqs.n):
             r = self.tape.record(self.seqs.data[k])
             if r and r.state == REC_RUNNING:

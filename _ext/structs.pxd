@@ -93,7 +93,6 @@ cdef enum:
 cdef enum RecState:
     REC_PENDING = 1
     REC_RUNNING = 2
-    REC_AHEAD = 4          # another thread runs it: see ahead.pyx
     REC_DONE = 3           # ran, failed, or was dropped because nobody could see its effect
 
 
@@ -132,13 +131,6 @@ cdef extern from *:
         uint32_t* ins "in"
     uint32_t *mt_side(const Record *r) noexcept
     void mt_set_side(Record *r, uint32_t *p) noexcept
-
-
-cdef extern from *:
-    """
-    #define MT_NEVER UINT64_MAX
-    """
-    uint64_t NEVER "MT_NEVER"  # a sequence number that no record has
 
 
 cdef enum:

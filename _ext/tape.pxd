@@ -46,10 +46,6 @@ cdef inline size_t side_bytes(SigS *s) noexcept:
 cdef tuple floats_at(const void *p, uint32_t n)
 
 
-# Waits for the thread that runs ahead, as far as a plan for these depends on it (see plan()). Others may run meanwhile.
-ctypedef void (*wait_fn)(const uint32_t *targets, size_t n, size_t n_written) noexcept
-
-
 @cython.final
 cdef class Tape:
     cdef readonly Interner interner
@@ -62,9 +58,6 @@ cdef class Tape:
     cdef readonly uint64_t head, tail       # sequence numbers: oldest record that may be pending; next to be recorded
     cdef readonly uint64_t n_pending, n_recorded, n_executed, n_dropped
     cdef readonly size_t bytes_records      # chunks, directories, side arrays, slots
-    cdef uint64_t ahead, ahead_at  # after how many records another thread gets them, 0: none does; `tail` then
-    cdef wait_fn waiter          # NULL: nothing has run ahead
-    cdef uint32_t running        # segments that have begun
     cdef uint64_t sweep_at       # pending count that triggers the next sweep
     cdef readonly uint64_t max_pending
     cdef readonly uint64_t waiting, max_waiting     # bytes of values that only pending records keep: seen, allowed

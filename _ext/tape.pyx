@@ -21,8 +21,7 @@ from .intern cimport Interner, ref, sig_alias, sig_written, unref
 from .native_calls cimport release
 from .sizes cimport MT_ASSERT
 from .structs cimport (
-    NEVER, REC_AHEAD, REC_DONE, REC_NEEDED, REC_OVERFLOW, REC_PENDING, REC_RUNNING, SIG_RANDOM, SIG_VIEW, SIG_WRITES,
-    SLOT_CONTENT,
+    REC_DONE, REC_NEEDED, REC_OVERFLOW, REC_PENDING, REC_RUNNING, SIG_RANDOM, SIG_VIEW, SIG_WRITES, SLOT_CONTENT,
     MAX_DEVICES, MAX_SLOTS, MAX_USERS, PERMANENT, SLOT_NEEDED, SLOT_OVERWRITTEN, SLOT_PENDING,
     SLOT_USED, SLOT_WRITTEN, MAX_IDS, MetaS, Record, SigS, Slot, mt_set_side, mt_side,
 )
@@ -72,7 +71,6 @@ cdef class Tape:
         self.max_pending = max_pending
         self.max_waiting = max_waiting
         self.retain = retain
-        self.ahead_at = NEVER
         self.sweep_at = min(<uint64_t>SWEEP_MIN, self.max_pending)
         self.n_slots = 1           # slot 0 means "none"
         self.rng_of(0)
@@ -89,7 +87,7 @@ cdef class Tape:
             if self.chunks[i]:
                 for j in range(CHUNK):
                     r = &self.chunks[i].recs[j]
-                    if (r.state != REC_DONE or self.retain) and r.flags & REC_OVERFLOW:
+                    if (r.state == REC_PENDING or r.state == REC_RUNNING or self.retain) and r.flags & REC_OVERFLOW:
                         free(mt_side(r))
                 free(self.chunks[i])
         for i in range(self.cap_blocks):
@@ -525,8 +523,6 @@ cdef class Tape:
         cdef SigS *sig
         cdef uint32_t i
         out.n = 0
-        if self.waiter != NULL:
-            self.waiter(targets, n, n_written)
         if self.n_pending == 0:
             return 0
         try:
@@ -632,7 +628,6 @@ cdef class Tape:
 
     cdef void rearm(self) noexcept:
         """When to sweep next: after as many records again, so that sweeping stays O(1) per record."""
-        self.ahead_at = self.tail + self.ahead if self.ahead else NEVER
         self.sweep_at = max(<uint64_t>SWEEP_MIN, 2 * self.n_pending)
         if self.n_pending < self.max_pending < self.sweep_at:
             self.sweep_at = self.max_pending   # the limit is looked at after a sweep
@@ -656,7 +651,7 @@ cdef class Tape:
             if not r:
                 seq = ((seq >> CHUNK_BITS) + 1) << CHUNK_BITS
                 continue
-            if r.state == REC_PENDING or r.state == REC_RUNNING or r.state == REC_AHEAD:
+            if r.state == REC_PENDING or r.state == REC_RUNNING:
                 pinned[r.sig] = 1
             seq += 1
         try:
@@ -681,8 +676,6 @@ cdef class Tape:
     def pending_seqs(self):
         """Sequence numbers of all pending records, in program order."""
         cdef list out = []
-        if self.waiter != NULL:
-            self.waiter(NULL, 0, 0)
         cdef uint64_t seq = self.head
         cdef Record *r
         while seq < self.tail:

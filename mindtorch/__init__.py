@@ -234,10 +234,6 @@ def _executor() -> Executor:
 
     name = config.executor()  # which may have to read the entry points
     if name == "local":
-        if config.run_ahead():
-            from .engine.execute import ahead
-
-            ahead.begin()
         return LocalExecutor(config.executor_device())
     if name == "loopback":
         from .engine.remote.loopback import LoopbackExecutor

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 import mindtorch
-from mindtorch._ext import ahead, replay
+from mindtorch._ext import replay
 from mindtorch.base import torch_facts
-from mindtorch.engine.execute import ahead as running_ahead
 
 CAN = pytest.mark.skipif(not torch_facts.native_calls_made(), reason="no calls without Python on this machine")
 
@@ -25,13 +24,3 @@ def soon() -> Iterator[None]:
 def made() -> int:
     """Calls without Python so far."""
     return int(mindtorch.stats()["passes"].get("native calls", 0))
-
-
-@pytest.fixture
-def not_yet_ahead() -> Iterator[None]:
-    """Calls can be handed over, by `hand_over_after`."""
-    if not running_ahead.prepare():
-        pytest.skip("nothing runs ahead on this machine")
-    before = ahead.hand_over_after(0)
-    yield
-    ahead.hand_over_after(before)

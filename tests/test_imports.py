@@ -51,7 +51,6 @@ ONLY_IN = {
 
 # Modules of one name: one subject, of which the package or folder says which part. All others have names of their own.
 ONE_SUBJECT = {
-    "ahead": "calls that run while the program records, when that may be",
     "attention": "the fused function in torch's place, the pattern of blocks that compute it",
     "calibrate": "measuring the machine, the command that does",
     "check": "what is asked beforehand: of a program by a command, of calls by an executor elsewhere",

@@ -21,7 +21,7 @@ def check() -> None:
     for read in (
         auto_enable, log_intercepts, enable_aten_impl, register_device, max_pending_ops, max_pending_bytes, unsupported,
         executor, _check_executor_device, address, workers, _check_resources, wait, worker_memory, worker_files,
-        lineage, npu_native, private_mounts, run_ahead, profile_devices,
+        lineage, npu_native, private_mounts, profile_devices,
     ):  # fmt: skip
         read()
 
@@ -48,11 +48,6 @@ def log_intercepts() -> bool:
 def enable_aten_impl() -> bool:
     """``GENIE_ENABLE_ATEN_IMPL`` (default 0): claim torch's slot at import, with its kernels for creation calls."""
     return _flag("GENIE_ENABLE_ATEN_IMPL", False)
-
-
-def run_ahead() -> bool:
-    """``GENIE_RUN_AHEAD`` (default 0): a thread makes recorded calls while the program goes on recording."""
-    return _flag("GENIE_RUN_AHEAD", False)
 
 
 def private_mounts() -> bool:

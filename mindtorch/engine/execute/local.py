@@ -134,10 +134,6 @@ class LocalExecutor(Executor):
                 passes.native_maker() if self.device.type == "cpu" else None,
             )
 
-    def is_plain(self) -> bool:
-        """Does it run calls on the CPU, without Python where that can be, and segments as they were recorded?"""
-        return self.device.type == "cpu" and passes.native_maker() is not None and self._optimizer.in_use() is None
-
     def settle(
         self,
         segment: Any,

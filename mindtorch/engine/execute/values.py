@@ -78,11 +78,6 @@ def begin_again(executor: Executor) -> None:
     _executor = executor
 
 
-def executor_in_use() -> Executor | None:
-    """The one that has run something, or was set."""
-    return _executor
-
-
 def asked_for() -> bool:
     """Has the user said which executor is to run recordings, in the environment or by setting one that is elsewhere?"""
     return config.executor_was_asked_for() or (_executor is not None and _executor.place == _META)
