@@ -13,24 +13,14 @@ from torch import Tensor
 from mindtorch._ext.intercept import counts
 from mindtorch.engine.execute import tensors
 
+from .test_lazy_methods import Seeing
+
 LAZY = "remote_accelerator:0"
 
 
 def pair() -> tuple[Tensor, Tensor]:
     x = torch.linspace(-2, 2, 16).reshape(4, 4)
     return x, x.to(LAZY)
-
-
-class Seeing(torch.overrides.TorchFunctionMode):
-    """Notes the functions that are called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
 
 
 def same_mistake(wrong: Callable[[Tensor], object], x: Tensor, y: Tensor) -> None:

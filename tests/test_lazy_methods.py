@@ -72,6 +72,8 @@ def test_L7_a_method_beside_a_plain_tensor_is_refused() -> None:
 
 
 class Seeing(TorchFunctionMode):
+    """Notes the functions that are called."""
+
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[Any] = []

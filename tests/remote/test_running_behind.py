@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,13 +14,7 @@ from mindtorch.engine.remote.wire import WireError
 from mindtorch.engine.remote.worker import Worker
 
 from ..executors import using
-
-LAZY = "remote_accelerator:0"
-Same = Callable[..., None]
-
-
-def names(sent: list[tuple]) -> list[str]:
-    return [name for name, *_ in sent]
+from .test_speculation import LAZY, Same, named, names, worker_of
 
 
 class Posts(LoopbackExecutor):
@@ -29,7 +22,7 @@ class Posts(LoopbackExecutor):
 
     def __init__(self) -> None:
         super().__init__()
-        self.worker, self._does, self._replies = self._send.__self__, self._send, dict[int, Any]()
+        self.worker, self._does, self._replies = worker_of(self), self._send, dict[int, Any]()
         self._send, self._post = self._reply, self._begin  # type: ignore[assignment]
 
     def _begin(self, message: bytearray) -> None:
@@ -85,7 +78,7 @@ def test_R1_what_ran_ahead_runs_again_only_with_other_numbers(
 ) -> None:
     x = torch.arange(6.0).to(LAZY)
     assert (x * 2 + 1).tolist() == [1.0, 3.0, 5.0, 7.0, 9.0, 11.0]
-    worker, base = loopback._send.__self__, 1 << 40
+    worker, base = worker_of(loopback), 1 << 40
     plan = worker._plans[0]
     before = plan.numbers()
     speculated = worker.speculate(0, base, b"", b"")
@@ -180,9 +173,7 @@ def test_R1_random_training_loops_have_eagers_bits(
     posts: Posts, same_as_eager: Same, pytestconfig: pytest.Config, sent: list[tuple]
 ) -> None:
     for number in range(pytestconfig.getoption("--programs") or 20):
-        program = functools.partial(trains, number=number)
-        program.__name__ = f"training {number}"  # type: ignore[attr-defined]
-        same_as_eager(program)
+        same_as_eager(named(trains, number))
         posts.sync()
         posts.sync()  # the second takes along what died with the first
         assert set(posts.worker._storages) == set(posts._mirrors.alive) and not posts.worker._overwritten

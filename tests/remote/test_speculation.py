@@ -32,6 +32,13 @@ def names(sent: list[tuple]) -> list[str]:
     return [name for name, *_ in sent]
 
 
+def named(run: Callable[..., object], number: int) -> Callable[[str], object]:
+    """The random program of this number, which says in a failure which it is."""
+    program = functools.partial(run, number=number)
+    program.__name__ = f"{run.__name__} {number}"  # type: ignore[attr-defined]
+    return program
+
+
 def grows(device: str, steps: int, waits: Callable[[], int] = int) -> tuple[torch.Tensor, list[int]]:
     """A loop over a sequence that grows, until a sum is large enough; and the waits after each step."""
     x, w = torch.ones(1, 4).to(device), torch.linspace(0.1, 1, 16).view(4, 4).to(device)
@@ -403,9 +410,7 @@ def test_R1_random_loops_have_eagers_bits(
     loopback: LoopbackExecutor, same_as_eager: Same, pytestconfig: pytest.Config, sent: list[tuple]
 ) -> None:
     for number in range(pytestconfig.getoption("--programs") or 60):
-        program = functools.partial(loop, number=number)
-        program.__name__ = f"loop {number}"  # type: ignore[attr-defined]
-        same_as_eager(program)
+        same_as_eager(named(loop, number))
     assert names(sent).count("speculate") > names(sent).count("run") / 10 and "undo" in names(sent)
 
 
