@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mindtorch.devices import mode
 from mindtorch.engine.record.plain_operands import bring_together
@@ -128,6 +129,54 @@ def test_C9_batch_sizes_of_packed_sequences_stay_plain() -> None:
     expected = net(packed)[0].data
     net.to("remote_accelerator:0")
     assert torch.equal(net(packed)[0].data.cpu(), expected)
+
+
+def _normalized(x: Tensor, plain: nn.Module) -> list[Tensor]:
+    return [plain(x), *plain.buffers()]
+
+
+def _in_lists(x: Tensor) -> list[Tensor]:
+    written = [x.clone(), torch.ones(3, 3), torch.zeros(3, 3)]
+    torch._foreach_add_(written, 2.0)
+    return written
+
+
+#: Calls that write to a plain operand although neither their name nor ``out=`` tells.
+WRITING: dict[str, Callable[[Tensor], list[Tensor]]] = {
+    "batch norm": lambda x: _normalized(x, nn.BatchNorm1d(3)),
+    "batch norm in evaluation": lambda x: _normalized(x, nn.BatchNorm1d(3).eval()),
+    "batch norm, the statistics alone": lambda x: [
+        F.batch_norm(x, mean := torch.zeros(3), var := torch.ones(3), training=True), mean, var
+    ],
+    "batch norm, by name": lambda x: [
+        torch.batch_norm(
+            input=x, weight=None, bias=None, running_mean=(mean := torch.zeros(3)), running_var=(var := torch.ones(3)),
+            training=True, momentum=0.1, eps=1e-5, cudnn_enabled=False,
+        ), mean, var
+    ],
+    "batch norm, one statistic on the device": lambda x: [
+        F.batch_norm(x, mean := torch.zeros(3), var := torch.ones(3).to(x.device), training=True), mean, var
+    ],
+    "instance norm": lambda x: _normalized(x.expand(2, 3, 3), nn.InstanceNorm1d(3, track_running_stats=True)),
+    "rows of an embedding": lambda x: [
+        F.embedding(x.abs().long() % 3, weight := torch.arange(9.0).reshape(3, 3), max_norm=1.0), weight
+    ],
+    "rows of a bag": lambda x: [
+        F.embedding_bag(x.abs().long() % 3, weight := torch.arange(9.0).reshape(3, 3), max_norm=1.0), weight
+    ],
+    "two plain, one on the device": lambda x: _in_lists(x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRITING)
+def test_C9_what_is_plain_sees_what_a_call_writes_to_it(case: str) -> None:
+    """It was written to a copy on the device, and was lost: a model that torch.load made had no running statistics."""
+    x = torch.tensor([[0.5, 2, 1], [4, 0, 7], [1, 3, 3]])
+    expected = WRITING[case](x)
+    got = WRITING[case](x.to("remote_accelerator:0"))
+    for theirs, ours in zip(expected, got, strict=True):
+        assert torch.equal(theirs, ours.cpu()), case
+    assert got[1].device.type == "cpu"
 
 
 @pytest.mark.parametrize("index", [0, 1])

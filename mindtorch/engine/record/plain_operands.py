@@ -3,12 +3,16 @@
 A program that was written for one device mixes what torch puts on the default device with what is plain: arrays of
 numpy's, a DataLoader's batches, what was loaded from a file. Plain operands go to the device, as if the program had
 said ``.to(device)``, which autograd sees. A call that writes to a plain tensor, or takes elements out of one, comes to
-it: what a plain tensor shares memory with sees what is written.
+it: what a plain tensor shares memory with sees what is written. Where it writes to one of ours, too, it comes to the
+device, and what it wrote goes back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,6 +20,7 @@ import torch
 from ... import ops
 from ..._ext import lazy as _core
 from ...devices.lazy_device import DEVICE_TYPE, device_at
+from ...ops import schema
 from .mixing import no_ordinary_cpu_tensor
 from .predict import tensors_in
 
@@ -23,6 +28,8 @@ __all__ = ["bring_together"]
 
 #: What takes elements out of its first operand: that may be large, and stays where it is.
 _TAKES = frozenset({"aten::index", "aten::index_select", "aten::gather", "aten::take", "aten::masked_select"})
+#: With `max_norm`, these scale the rows that they look up, in place.
+_SCALES_ROWS = frozenset({"embedding", "embedding_bag"})
 _WRITES_FIRST = frozenset({"aten::index_put_", "aten::__setitem__"})
 _ordinary_function = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 
@@ -50,7 +57,20 @@ def bring_together(info: Any, func: Callable[..., Any], args: tuple, kwargs: dic
     moved = {name: a if name in apart else _to_device(a, place) for name, a in kwargs.items()}
     if all(a is b for a, b in zip((*args, *kwargs.values()), (*moved_args, *moved.values()), strict=True)):
         return NotImplemented
-    return func(*moved_args, **moved)
+    result = func(*moved_args, **moved)
+    _write_back(written, (*args, *kwargs.values()), (*moved_args, *moved.values()))
+    return result
+
+
+def _write_back(written: list[torch.Tensor], before: Iterable[Any], moved: Iterable[Any]) -> None:
+    """To plain tensors among `written`, what was written to them on the device."""
+    plain = {id(t) for t in written if _place(t) < 0}
+    if not plain:
+        return
+    with torch.no_grad():
+        for t, there in zip(tensors_in(before), tensors_in(moved), strict=True):
+            if t is not there and id(t) in plain:
+                t.copy_(there)
 
 
 def _written(info: Any, func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -58,7 +78,32 @@ def _written(info: Any, func: Callable[..., Any], args: tuple, kwargs: dict[str,
     name = getattr(func, "__name__", "")
     in_place = info.writes == (0,) or info.name in _WRITES_FIRST or (name.endswith("_") and not name.endswith("__"))
     first = args[:1] if in_place else ()
-    return list(tensors_in([*first, kwargs.get("out")]))
+    in_python = isinstance(func, types.FunctionType)
+    names, order = _writes(info.name)
+    if in_python:
+        names = frozenset() if in_place else frozenset({"weight"}) if name in _SCALES_ROWS else names
+    further: list[Any] = []
+    if names:
+        given = {**dict(zip(order, args, strict=False)), **kwargs}
+        if in_python:  # torch's Python code has an order of its own
+            given = inspect.signature(func).bind(*args, **kwargs).arguments
+        # In evaluation, running statistics are only read; without `max_norm`, so are an embedding's rows.
+        only_reads = given.get("training", given.get("use_input_stats")) is False
+        only_reads = only_reads or (name in _SCALES_ROWS and given.get("max_norm") is None)
+        further = [] if only_reads else [given.get(key) for key in names]
+    return list(tensors_in([*first, kwargs.get("out"), *further]))
+
+
+@functools.cache
+def _writes(name: str) -> tuple[frozenset[str], tuple[str, ...]]:
+    """(arguments that an ATen op writes to, besides ``out=``, all its arguments in order)."""
+    if not name.startswith("aten::") or not hasattr(torch.ops.aten, name.removeprefix("aten::")):
+        return frozenset(), ()
+    for overload in schema.overloads(name):
+        order = schema.argument_names(overload)
+        if not schema.has_out(overload) and (found := schema.writes(overload)):
+            return frozenset(w if isinstance(w, str) else order[w] for w in found), tuple(order)
+    return frozenset(), ()
 
 
 def _place(t: torch.Tensor) -> int:
