@@ -133,8 +133,17 @@ def cli() -> None:
     """See what any PyTorch program does: ops, modules, phases, bytes and FLOPs. The program stays unmodified."""
 
 
+def _open_closed_streams() -> None:
+    """Where the shell closed one (``>&-``), Python has None for it, and the next file to be opened takes its place."""
+    for name, flags, mode in ("stdin", os.O_RDONLY, "r"), ("stdout", os.O_WRONLY, "w"), ("stderr", os.O_WRONLY, "w"):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, flags)  # the lowest that is free: its own
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
+
+
 def entry() -> None:
     """The console script: the process ends with the command."""
+    _open_closed_streams()
     try:
         cli.main(prog_name="genie", obj=ENDS_WITH_THE_COMMAND)
     except SystemExit as end:

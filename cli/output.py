@@ -100,7 +100,8 @@ class OutputFile:
                 os.chmod(temporary, self._mode())
                 os.replace(temporary, self.path)
         except OSError as error:
-            raise click.ClickException(f"cannot write {self.name}: {error.strerror or error}") from error
+            name = "to standard output" if self.is_stdout else self.name
+            raise click.ClickException(f"cannot write {name}: {error.strerror or error}") from error
         finally:
             if os.path.exists(temporary):
                 os.unlink(temporary)

@@ -223,7 +223,8 @@ class Program:
 
     def _from_file(self, torch: Any) -> Any:
         """The module that ``file.py:name`` names: an instance, or what calling it without arguments returns."""
-        module = _import_file(self.path)
+        with _staying(f"{self.path}, when it was imported,"):
+            module = _import_file(self.path)
         self._modules.append(module)
         self.namespace = module.__dict__
         found: Any = module
@@ -238,13 +239,13 @@ class Program:
                 f"{self.argument} is {_article(found)}; expected a torch.nn.Module, a class of one, or a function that "
                 f"returns one{_list(_models_in(module, torch))}"
             )
-        needed = _required_parameters(found)
-        if needed:
+        if needed := _required_parameters(found):
             raise _Refused(
                 f"{self.argument} cannot be built without arguments, it needs {', '.join(needed)}; "
                 f"write a function without parameters that returns the model and name that"
             )
-        model = found()
+        with _staying(f"{self.argument}()"):
+            model = found()
         if not isinstance(model, torch.nn.Module):
             raise _Refused(f"{self.argument}() returned {_article(model)}; expected a torch.nn.Module")
         return model
@@ -278,6 +279,15 @@ _MISSING = object()
 
 class _Refused(Exception):
     """A ``UsageError`` in the making: told apart from one that the user's own code raises."""
+
+
+@contextlib.contextmanager
+def _staying(what: str) -> Iterator[None]:
+    """Code that is to give a model, and may end the process instead, as a script does at its end."""
+    try:
+        yield
+    except SystemExit as error:
+        raise _Refused(f"{what} called sys.exit({error.code!r}); expected a model") from error
 
 
 def split_argument(argument: str) -> tuple[str, str, str]:

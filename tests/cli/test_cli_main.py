@@ -93,6 +93,21 @@ def test_S11_help_is_quick():
     assert len(imported) < 130  # with Python's own
 
 
+@pytest.mark.parametrize("closed", [[0], [1], [2], [0, 1, 2]])
+@pytest.mark.parametrize(
+    "args", [["--version"], ["nonesuch"], ["devices", "cpu"], ["check", "--target", "h100", "p.py"]]
+)
+def test_C8_closed_streams_are_no_error(closed, args, tmp_path, forked):
+    """AttributeError: 'NoneType' object has no attribute 'flush'."""
+    (tmp_path / "p.py").write_text(
+        "import torch\nprint(torch.ones(2).sum().item())\nassert open('p.py').fileno() > 2\n"
+    )
+    code = f"import os, sys\nfor name, fd in zip(('stdin', 'stdout', 'stderr'), range(3)):\n    if fd in {closed}:\n"
+    ran = forked("-c", code + "        os.close(fd)\n        setattr(sys, name, None)\n" + ENTRY, *args)
+    assert ran.returncode == (2 if args == ["nonesuch"] else 0), ran.stderr
+    assert "Traceback" not in ran.stderr and bool(ran.stdout) == (1 not in closed and args != ["nonesuch"])
+
+
 def test_C8_a_current_folder_that_is_gone_is_one_line(monkeypatch, capsys):
     """It was said of standard output, which has nothing to do with it."""
 
