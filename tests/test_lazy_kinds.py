@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.masked import masked_tensor
+from torch.nn import functional as F
 from torch.utils._pytree import tree_map_only
 
 import mindtorch  # noqa: F401
@@ -37,6 +38,25 @@ def test_L7_nested_tensors_stay_torchs_own(layout: torch.layout, same_bits: Same
     plain = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
     moved = plain.to(LAZY, torch.float64)
     assert moved.is_nested and moved.dtype is torch.float64 and moved.to_padded_tensor(0.0).sum().item() == 5.0
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_L7_linear_layers_of_nested_tensors(bias: bool, same_bits: Same) -> None:
+    """Autograd hands this call down whole. It was taken apart: "NestedTensorImpl doesn't support sizes"."""
+
+    def program(d: str) -> list[torch.Tensor | None]:
+        parts = [torch.arange(8.0, device=d).reshape(2, 4).requires_grad_(), torch.ones(3, 4, device=d)]
+        weight = torch.arange(12.0).reshape(3, 4).to(d).requires_grad_()
+        offset = torch.ones(3).to(d).requires_grad_() if bias else None
+        out = F.linear(torch.nested.as_nested_tensor(parts), weight, offset).relu()
+        padded = torch.nested.to_padded_tensor(out, 0.0)
+        padded.sum().backward()
+        return [padded, parts[0].grad, weight.grad, offset.grad if offset is not None else None]
+
+    for got, expected in zip(program(LAZY), program("cpu"), strict=True):
+        assert (got is None) == (expected is None)
+        if got is not None:
+            same_bits(got, expected)
 
 
 @pytest.mark.parametrize("make", [torch.nested.nested_tensor, torch.nested.as_nested_tensor], ids=lambda f: f.__name__)

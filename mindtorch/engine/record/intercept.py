@@ -20,6 +20,7 @@ from ..._ext import view_chains as _view_chains
 from ...devices import mode
 from ...ops import schema
 from . import lists
+from .arguments import tensors_in
 from .eager import lift, run_eagerly, run_whole, with_values_backward
 from .mixing import joined, mixed_devices
 from .placed import on_named_device
@@ -201,9 +202,11 @@ def _zeros_for_a_tangent(args: tuple, kwargs: dict) -> Any:
 
 
 def _take_apart(func: Any, args: tuple, kwargs: dict) -> Any:
-    """Only inference mode hands composite calls down whole. What they come to says which results are views, and of what
-    kind; calls without data stay as they are, since a profile sees them like that."""
-    if any(_core.device_index(t) < 0 for t in lazy_in([*args, *kwargs.values()])):
+    """Inference mode hands composite calls down whole. What they come to says which results are views, and of what
+    kind; calls without data stay as they are, since a profile sees them like that. So do those with nested tensors,
+    which autograd hands down whole: they have kernels of their own."""
+    given = [*args, *kwargs.values()]
+    if any(_core.device_index(t) < 0 for t in lazy_in(given)) or any(t.is_nested for t in tensors_in(given)):
         return NotImplemented
     return decompose(func, args, kwargs)
 
