@@ -6,8 +6,11 @@ import argparse
 import collections
 import functools
 import io
+import multiprocessing
+import pickle
 import warnings
 from collections.abc import Callable, Iterator
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import pytest
@@ -174,3 +177,24 @@ def test_C4_data_parallel_without_devices_runs_as_with_torch() -> None:
     with estimating(None):
         model = nn.DataParallel(nn.Linear(2, 2))
         assert model.device_ids == [] and model(torch.ones(4, 2)).shape == (4, 2)
+
+
+def _described(pickled: bytes) -> list[Any]:
+    """In a process that the program started: of each tensor, whether it computes, and its kind."""
+    return [(t.device.type, t.tolist(), type(t).__name__, t.requires_grad) for t in pickle.loads(pickled)]
+
+
+def test_C4_a_process_that_the_program_spawned_gets_numbers() -> None:
+    """It got meta tensors: it failed, and the program waited for it for good."""
+    with estimating(GPU):
+        net = nn.Linear(2, 1).cuda()
+        unknown = torch.randn(2, device="cuda", requires_grad=True)
+        pickled = bytes(ForkingPickler.dumps([net.weight, unknown, torch.tensor([3, 4]), torch.ones(2, 0)]))
+    with multiprocessing.get_context("fork").Pool(1) as pool:  # it is no child of an estimate: that is over
+        assert pool.apply(_described, (pickled,)) == [
+            ("cpu", [[0.0, 0.0]], "Parameter", True),
+            ("cpu", [0.0, 0.0], "Tensor", True),
+            ("cpu", [3, 4], "Tensor", False),
+            ("cpu", [[], []], "Tensor", False),
+        ]
+    assert pickle.loads(pickled)[1].is_meta  # in the estimate's own process, it is over

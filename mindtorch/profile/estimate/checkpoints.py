@@ -228,14 +228,18 @@ def _pickle(self: MetaTensor, protocol: Any) -> Any:
     value = None if handle is None else _core.kept(handle)
     with torch._C.DisableTorchFunction():
         numbers = None if value is None else value.tolist()
-    return _again, (str(self.device), numbers, function, args), *rest
+    return _again, (str(self.device), numbers, function, args, os.getpid()), *rest
 
 
-def _again(device: str, numbers: Any, function: Any, args: tuple) -> Any:
-    """What was pickled: where it was, with the value that it had; torch's own meta tensor once the estimate is over."""
+def _again(device: str, numbers: Any, function: Any, args: tuple, process: int) -> Any:
+    """What was pickled: where it was, with the value that it had; torch's own meta tensor once the estimate is over.
+
+    In a process that the program spawned, which computes: on the CPU, zeros where the value is unknown. Without data,
+    the process would fail, and the program wait for it for good.
+    """
     plain = function(*args)
     if mode.now.estimate is None:
-        return plain
+        return plain if os.getpid() == process else _with_data(plain, numbers)
     place = place_of(device)
     if numbers is not None:
         with torch._C.DisableTorchFunction():
@@ -243,6 +247,14 @@ def _again(device: str, numbers: Any, function: Any, args: tuple) -> Any:
         return known_values.adopt(value, place, computed=True)
     made = as_meta(plain.detach(), place)
     return torch.nn.Parameter(made, plain.requires_grad) if isinstance(plain, torch.nn.Parameter) else made
+
+
+def _with_data(plain: torch.Tensor, numbers: Any) -> torch.Tensor:
+    zeros = torch.zeros(plain.shape, dtype=plain.dtype)  # takes no memory before it is written
+    made = zeros if numbers is None else torch.tensor(numbers, dtype=plain.dtype).view(plain.shape)
+    if isinstance(plain, torch.nn.Parameter):
+        return torch.nn.Parameter(made, plain.requires_grad)
+    return made.requires_grad_(plain.requires_grad)
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
