@@ -86,7 +86,9 @@ class Genie(click.Group):
                 sys.exit(2)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor try again when the interpreter ends
             _complain(f"cannot write to standard output: {error.strerror}", "genie")
-            code = 1
+            code = (
+                2 if (sys.argv[1:] if args is None else args)[:1] == ["check"] else 1
+            )  # there, 1 is said of the target
         code = code if isinstance(code, int) else 0
         if (leaving := sys.modules.get("mindtorch.program.os_exit")) is not None:
             leaving.leave(code)

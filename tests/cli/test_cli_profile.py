@@ -271,6 +271,15 @@ def test_C8_full_disk_behind_stdout_is_called_so_where_a_file_goes_there(here, f
     assert ran.returncode == 1 and ran.stderr == "genie: cannot write to standard output: No space left on device\n"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_C10_full_disk_behind_stdout_says_nothing_of_the_target(here, forked):
+    """Exit code 1 said that the accelerator refuses the program."""
+    (here / "one.py").write_text("import torch\ntorch.ones(2) + 1\n")
+    lost = "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 1); "
+    ran = forked("-c", lost + ENTRY, "check", "--target", "h100", "one.py")
+    assert ran.returncode == 2 and ran.stderr == "genie: cannot write to standard output: No space left on device\n"
+
+
 @pytest.mark.parametrize("code", ["0", "3", "'no'"])
 def test_C8_model_file_that_ends_the_process_is_refused(here, code):
     """A script, taken for a model's file: genie ended with exit code 0, and said nothing."""
