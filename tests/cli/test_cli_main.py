@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -106,6 +107,34 @@ def test_C8_closed_streams_are_no_error(closed, args, tmp_path, forked):
     ran = forked("-c", code + "        os.close(fd)\n        setattr(sys, name, None)\n" + ENTRY, *args)
     assert ran.returncode == (2 if args == ["nonesuch"] else 0), ran.stderr
     assert "Traceback" not in ran.stderr and bool(ran.stdout) == (1 not in closed and args != ["nonesuch"])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_C8_full_disk_behind_stdout_is_called_so_where_a_file_goes_there(tmp_path, forked):
+    (tmp_path / "one.py").write_text("import torch\ntorch.ones(2) + 1\n")
+    lost = "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 1); "
+    ran = forked("-c", lost + ENTRY, "profile", "--json", "-", "one.py")
+    assert ran.returncode == 1 and ran.stderr == "genie: cannot write to standard output: No space left on device\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_C10_full_disk_behind_stdout_says_nothing_of_the_target(tmp_path, forked):
+    """Exit code 1 said that the accelerator refuses the program."""
+    (tmp_path / "one.py").write_text("import torch\ntorch.ones(2) + 1\n")
+    lost = "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 1); "
+    ran = forked("-c", lost + ENTRY, "check", "--target", "h100", "one.py")
+    assert ran.returncode == 2 and ran.stderr == "genie: cannot write to standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize("code", ["0", "3", "'no'"])
+def test_C8_model_file_that_ends_the_process_is_refused(tmp_path, code):
+    """A script, taken for a model's file: genie ended with exit code 0, and said nothing."""
+    (tmp_path / "ends.py").write_text(f"import sys\nsys.exit({code})\n")
+    (tmp_path / "made.py").write_text(f"import sys\ndef build():\n    sys.exit({code})\n")
+    for name, what in ("ends.py", "ends.py, when it was imported,"), ("made.py", "made.py:build()"):
+        result = genie("profile", f"{name}:build", "--input", "1x3")
+        assert result.exit_code == 2
+        assert result.stderr.splitlines()[-1] == f"genie: {what} called sys.exit({code}); expected a model"
 
 
 def test_C8_a_current_folder_that_is_gone_is_one_line(monkeypatch, capsys):
