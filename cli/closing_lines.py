@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,11 +16,11 @@ if TYPE_CHECKING:
     from mindtorch.program.outcome import Outcome
     from mindtorch.program.program import Program
 
-__all__ = ["last_words", "ran_anything", "say_whose", "worth_showing"]
+__all__ = ["hint_options", "last_words", "ran_anything", "say_whose", "worth_showing"]
 
 
-def last_words(program: Program, outcome: Outcome, report: dict[str, Any], options: Collection[str]) -> int:
-    """Say on stderr what the report does not; the program's exit code. ``options``: the command's own, as ``--by``.
+def last_words(program: Program, outcome: Outcome, report: dict[str, Any], command: click.Command) -> int:
+    """Say on stderr what the report does not; the program's exit code. ``command``: the one with genie's options.
 
     Of a program that failed at most two lines, after its own traceback: how it ended, and what may have been the cause.
     """
@@ -37,7 +36,7 @@ def last_words(program: Program, outcome: Outcome, report: dict[str, Any], optio
             ended += f" after {counted(ops, 'op')}: too little for a report; --json FILE writes one anyway"
         click.echo(ended, err=True)
         if not (
-            _hint_options(program, outcome, options)
+            hint_options(program, outcome, command)
             or say_whose(program, outcome)
             or _hint_tools(program, outcome)
             or _hint_assumed(outcome, report)
@@ -102,10 +101,11 @@ def _hint_assumed(outcome: Outcome, report: dict[str, Any]) -> bool:
     return True
 
 
-def _hint_options(program: Program, outcome: Outcome, options: Collection[str]) -> bool:
+def hint_options(program: Program, outcome: Outcome, command: click.Command) -> bool:
     """A script that refuses an option of genie's: the option was put behind the script."""
     if not isinstance(outcome.error, SystemExit):
         return False  # it went on with it: the option is its own, too
+    options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
     misplaced = [word for word in program.script_args if word.split("=")[0] in options]
     if misplaced:
         click.echo(

@@ -14,6 +14,7 @@ from mindtorch.base.ranks import Rank
 from mindtorch.program.program import split_argument
 
 from .child_command import made
+from .closing_lines import hint_options
 from .estimate_output import left_alone, numbers_marked, writes_nothing
 from .exit_codes import exit_code, interruption
 from .iteration_progress import note
@@ -256,7 +257,8 @@ def command(
         click.echo(f"genie: {interruption(outcome)}; the graph covers what ran until then", err=True)
     elif outcome.exit_code:
         click.echo(f"genie: {program.argument} ended with exit code {outcome.exit_code}", err=True)
-        hint_torch_npu(outcome.error)
+        if not hint_options(program, outcome, command):
+            hint_torch_npu(outcome.error)
     return exit_code(outcome)
 
 

@@ -298,8 +298,7 @@ def command(
     for _, file in wanted:
         if not file.is_stdout:
             click.echo(f"genie: wrote {file.name}", err=True)
-    own_options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
-    return last_words(program, outcome, report, own_options)
+    return last_words(program, outcome, report, command)
 
 
 def _measure(

@@ -306,3 +306,10 @@ def test_L13_why_refuses_before_the_program_runs(here, options, words):
     result = CliRunner().invoke(cli, ["graph", *options, "why.py"])
     assert result.exit_code == 2 and words in " ".join(result.stderr.replace("│", " ").split())
     assert not (here / "ran").exists()
+
+
+def test_C8_option_behind_the_script_of_a_graph_gets_a_hint(here):
+    (here / "strict.py").write_text("import argparse; argparse.ArgumentParser().parse_args()")
+    result = genie("strict.py", "--html", "graph.html")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == "genie: --html was given to strict.py; put genie's options before it"
