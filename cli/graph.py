@@ -17,15 +17,9 @@ from .child_command import made
 from .estimate_output import left_alone, numbers_marked, writes_nothing
 from .exit_codes import exit_code, interruption
 from .iteration_progress import note
+from .options import ProgramWords, program_arguments
 from .output import OutputFile, output_options
-from .program import (
-    ProgramCommand,
-    claimed_stdout,
-    hint_torch_npu,
-    parse_program,
-    program_arguments,
-    torch_npu_for,
-)
+from .program import ProgramCommand, claimed_stdout, hint_torch_npu, torch_npu_for
 from .units import assumption, counted
 
 if TYPE_CHECKING:
@@ -179,10 +173,7 @@ Examples:
 @output_options(FORMATS)
 @program_arguments
 def command(
-    argument: str,
-    script_args: tuple[str, ...],
-    as_module: bool,
-    inputs: tuple[str, ...],
+    words: ProgramWords,
     depth: int | None,
     modules: tuple[str, ...],
     focus: str | None,
@@ -205,7 +196,7 @@ def command(
         files = {name: file and file.of_rank(rank.rank) for name, file in files.items()}
     if layout == _NETWORKX and files["json"] is None:
         files["json"] = OutputFile("-")
-    program = parse_program(argument, script_args, inputs, *files.values(), as_module=as_module)
+    program = words.parse(*files.values())
     wanted = [(each, file) for each in FORMATS if (file := files[each.name]) is not None]
     if focus is not None and not any(each.name in _PICTURES for each, _ in wanted):
         raise click.UsageError("--focus is for --svg and --html; --module is for all formats")
@@ -221,8 +212,8 @@ def command(
         return show_passes(program)
     if patterns:
         _check(patterns, device)
-    commands = [_command_for(each, inputs, steps, device) for each in others]
-    made_beside = [_graph_of(each, words) for each, words in zip(others, commands)]
+    commands = [_command_for(each, words.inputs, steps, device) for each in others]
+    made_beside = [_graph_of(each, line) for each, line in zip(others, commands)]
     if device is not None:
         writes_nothing()
     with claimed_stdout(any(file.is_stdout for _, file in wanted)):
@@ -231,7 +222,7 @@ def command(
             return outcome.exit_code
     beside = [(each, graph.from_dict(data)) for each, data in zip(others, made_beside)]
     beside = [(each, one.reduced(modules) if modules else one) for each, one in beside]
-    view = _View(" ".join((argument, *script_args)), depth, focus or "", init, beside, layout)
+    view = _View(" ".join((words.argument, *words.script_args)), depth, focus or "", init, beside, layout)
     from mindtorch.graph.analysis import describe
 
     describe(graph)
@@ -274,7 +265,7 @@ def _command_for(other: str, inputs: tuple[str, ...], steps: int | None, device:
         raise click.UsageError(f"--beside {other!r}: expected a program, its arguments and --input, got another option")
     is_model = not asked["as_module"] and split_argument(asked["argument"])[0] != "script"
     given = inputs if is_model and not asked["inputs"] else ()
-    parse_program(asked["argument"], asked["script_args"], given or asked["inputs"], as_module=asked["as_module"])
+    ProgramWords(asked["argument"], asked["script_args"], asked["as_module"], given or asked["inputs"]).parse()
     options = [word for each in given for word in ("--input", each)]
     options += ["--steps", str(steps)] if steps is not None else []
     options += ["--device", device] if device is not None else []

@@ -1,4 +1,4 @@
-"""Commands that take a program: which options are genie's, and what stdout is for while the user's program runs."""
+"""Commands that take a program: which words are genie's, and what stdout is for while the user's program runs."""
 
 from __future__ import annotations
 
@@ -6,18 +6,12 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import click
 
-from mindtorch.program.program import Program, split_argument
-from mindtorch.program.workload import Request
+from mindtorch.program.program import split_argument
 
-from .output import OutputFile
-
-__all__ = [
-    "ProgramCommand", "claimed_stdout", "hint_torch_npu", "parse_program", "program_arguments", "torch_npu_for",
-]  # fmt: skip
+__all__ = ["ProgramCommand", "claimed_stdout", "hint_torch_npu", "torch_npu_for"]
 
 
 class ProgramCommand(click.Command):
@@ -34,42 +28,6 @@ class ProgramCommand(click.Command):
             if place and args[place - 1] == "--":
                 args = [*args[: place - 1], *args[place:]]
         return super().parse_args(ctx, args)
-
-
-def program_arguments(function: Any) -> Any:
-    """PROGRAM, the script's arguments, ``-m`` and ``--input``."""
-    function = click.argument("script_args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")(function)
-    function = click.argument("argument", metavar="PROGRAM")(function)
-    function = click.option("-m", "as_module", is_flag=True, help="PROGRAM is a module, as in python -m PROGRAM.")(
-        function
-    )
-    return click.option(
-        "--input",
-        "inputs",
-        multiple=True,
-        metavar="[NAME=]SHAPE[:DTYPE]",
-        help="An input of a model, e.g. 1x3x224x224 or 'ids=1x128:int64<50257' (integers are 0 without a bound). "
-        "Once per input, in order or by name; batch.ids=1x128:int64 is the entry ids of a dict named batch.",
-    )(function)
-
-
-def parse_program(
-    argument: str,
-    script_args: tuple[str, ...],
-    inputs: tuple[str, ...],
-    *files: OutputFile | None,
-    request: Request | None = None,
-    as_module: bool = False,
-) -> Program:
-    """The program, and the promise that every output file can be written and none replaces the program."""
-    program = Program.parse(argument, script_args, inputs, request, as_module)
-    program.reported = True
-    given = [file for file in files if file is not None]
-    for index, file in enumerate(given):
-        file.check(program.path)
-        if any(file.same_as(other) for other in given[:index]):
-            raise click.UsageError(f"{file.name} is given for two outputs")
-    return program
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from mindtorch.base.errors import UsageError
 from mindtorch.program.program import Program
 
 from .exit_codes import BY_SIGINT, ENDS_WITH_THE_COMMAND
+from .options import module_option
 from .program import ProgramCommand
 
 __all__ = ["command"]
@@ -83,7 +84,7 @@ class WaitingCommand(ProgramCommand):
 )
 @click.option("--plan", is_flag=True, help="Show how the program's model is divided among the workers, and stop.")
 @click.option("--explain", is_flag=True, help="At the end, list the lines that waited for values from the executor.")
-@click.option("-m", "as_module", is_flag=True, help="PROGRAM is a module, as in python -m PROGRAM.")
+@module_option
 @click.argument("argument", metavar="PROGRAM")
 @click.argument("script_args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 def command(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Profile", "Report", "load_ipython_extension", "load_report", "profiled", "unload_ipython_extension"]
 
-_FORMATS = {each.name: each for each in FORMATS if not each.sized}  # those of estimates
+_FORMATS = {each.name: each for each in FORMATS if each.needs != "card"}  # those of estimates
 _FRAMES = {name: f"{name}s" for name in (*TABLES, "part", "finding", "pattern")}
 
 _OPTIONS = [name for name in inspect.signature(Profiler).parameters if name not in ("whole", "begun_ns")]

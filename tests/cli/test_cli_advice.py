@@ -190,8 +190,8 @@ def test_C4_advice_is_computed_for_a_program_that_does_not_fit(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (["--advise", "plain.py"], "are for an estimate: add --device meta or --target NAME"),
-        (["--what-if", "bf16", "plain.py"], "are for an estimate: add --device meta or --target NAME"),
+        (["--advise", "plain.py"], "is for an estimate: add --device meta or --target NAME"),
+        (["--what-if", "bf16", "plain.py"], "is for an estimate: add --device meta or --target NAME"),
         (["--target", "h100", "--what-if", "nothing", "plain.py"], "'nothing' is not one of 'bf16'"),
         (["--target", "h100", "--what-if", "half-seq", "plain.py"], "is for a config.json"),
     ],
