@@ -79,15 +79,18 @@ def filled(
 ) -> tuple[tuple, dict[str, Any]]:
     """The arguments of a call with these tensors in place of ours, and ``device`` in place of ours, or of any."""
     holes = iter(tensors)
+    return (
+        tuple(_filled(a, holes, device, any_device) for a in args),
+        {name: _filled(a, holes, device, any_device) for name, a in kwargs.items()},
+    )
 
-    def of(a: Any) -> Any:
-        if isinstance(a, torch.Tensor):
-            return next(holes) if _core.get_handle(a) is not None else a
-        if isinstance(a, (tuple, list)) and not isinstance(a, torch.Size):
-            return type(a)(map(of, a))
-        return device if isinstance(a, torch.device) and (any_device or same_device(a)) else a
 
-    return tuple(map(of, args)), {name: of(a) for name, a in kwargs.items()}
+def _filled(a: Any, holes: Iterator[Any], device: torch.device, any_device: bool) -> Any:
+    if isinstance(a, torch.Tensor):
+        return next(holes) if _core.get_handle(a) is not None else a
+    if isinstance(a, (tuple, list)) and not isinstance(a, torch.Size):
+        return type(a)(_filled(item, holes, device, any_device) for item in a)
+    return device if isinstance(a, torch.device) and (any_device or same_device(a)) else a
 
 
 #: What torch takes for a dtype, beside its own.

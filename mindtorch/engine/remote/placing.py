@@ -32,7 +32,7 @@ from .division import Division, Part
 from .homes import of_storages
 from .mirrors import view
 from .one_thread import one_thread_at_a_time
-from .pending_uploads import Waiting
+from .pending_uploads import PendingUploads
 from .pricing import ALL_ON_ONE, Plan, Work, divided_as, on_one
 from .reads import plain_bytes
 from .repeated import Repeatable
@@ -99,7 +99,7 @@ class PlacingExecutor(SpreadExecutor):
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
             raise UsageError(f"[PlacingExecutor] expected a limit of 0 bytes or more, or None, got {limit!r}")
         super().__init__(executors)
-        self._waiting = Waiting()
+        self._waiting = PendingUploads()
         self._copies = Copies(self.executors)
         self._holders = (*self.executors, self._waiting)
         self._limits = None if limit is None else [limit] * len(self.executors)

@@ -223,9 +223,7 @@ class Worker(HeldStorages):
                 tensors = [values[i] for i in step.inputs]
                 begin = step.first
                 if error is None:
-                    failed = next((t.number for t in tensors if isinstance(t, Failed)), None)
-                    if failed is None and overwritten:
-                        failed = self._not_written(tensors)
+                    failed = self._failed_before(tensors)
                     error = short if failed is None else None
                 if failed is None and error is None:
                     if definition.random >= 0 and drawing != definition.random:
@@ -254,17 +252,28 @@ class Worker(HeldStorages):
                     del values[begin:]
                     values += [Failed(failed)] * len(definition.predicted)
                     without += [(i - n_given, failed) for i in range(begin, len(values))]
-                    for i in definition.writes:
-                        if isinstance(tensors[i], torch.Tensor):
-                            at = _address(tensors[i])
-                            not_written.setdefault(at, (k, failed))
-                            overwritten.setdefault(at, (failed, tensors[i].untyped_storage()))
+                    self._leave_unwritten([tensors[i] for i in definition.writes], not_written, k, failed)
                 tensors.clear()
                 for i in step.dying:
                     values[i] = None
         self._keep(plan, values, base)
         lost = self._lost(plan, base, zip(begun, described, strict=True), not_written) if not_written else []
         return failures, corrections, times, without, lost, idle, plan.ready.counted()
+
+    def _failed_before(self, tensors: list[Any]) -> int | None:
+        """The number of the failure for which one of a step's inputs is not there, or does not hold what it should."""
+        failed = next((t.number for t in tensors if isinstance(t, Failed)), None)
+        return self._not_written(tensors) if failed is None and self._overwritten else failed
+
+    def _leave_unwritten(
+        self, targets: list[Any], not_written: dict[int, tuple[int, int]], k: int, failed: int
+    ) -> None:
+        """Note what step ``k`` should have written to, and did not."""
+        for target in targets:
+            if isinstance(target, torch.Tensor):
+                at = _address(target)
+                not_written.setdefault(at, (k, failed))
+                self._overwritten.setdefault(at, (failed, target.untyped_storage()))
 
     def _run_without_memory(
         self, why: str, number: int, base: int, positions: bytes, changed: bytes, timed: bool
