@@ -283,10 +283,10 @@ def _check(patterns: tuple[str, ...], device: str | None) -> None:
     import mindtorch
 
     mindtorch._bootstrap(wait=device is None)
-    from mindtorch.graph.patterns.explain import known
+    from mindtorch.graph.patterns.explain import check_name
 
     for name in patterns:
-        known(name)
+        check_name(name)
 
 
 def _record(program: Program, steps: int | None, device: str | None) -> tuple[Outcome, ComputationGraph]:

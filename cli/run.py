@@ -162,10 +162,10 @@ def _plan_the_rest() -> None:
     from mindtorch.engine.execute import values
     from mindtorch.engine.remote import placing
 
-    if not placing.told(modules=True):
+    if not placing.has_planned(modules=True):
         with suppress(SystemExit):
             values.flush("plan")
-    if not placing.told():
+    if not placing.has_planned():
         click.echo("genie run: nothing to plan: the program ran no module on remote_accelerator:0", err=True)
 
 

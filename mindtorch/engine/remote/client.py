@@ -186,7 +186,7 @@ class RemoteExecutor(Session, SharedStorages):
         self._operands.forget(number)
         self._uploads.contents.forget(number)
         if self.among is not None:
-            self.among.changes(self, number)
+            self.among.contents_changed(self, number)
 
     def write(self, value: torch.Tensor, data: bytes) -> None:
         """Replace the contents of the whole storage of a value."""
@@ -288,7 +288,7 @@ class RemoteExecutor(Session, SharedStorages):
             return made
         if timed:
             self._no_lineage()  # times are never the same
-        request = ("run", plan.number, base, *(changes := self._told.changes(encoded)), timed)
+        request = ("run", plan.number, base, *(changes := self._told.changed_numbers(encoded)), timed)
         if guess is not None:  # it has begun: what it answered comes once more
             asked = [(self._speculation.taken, [guess]), (self._line[-1].requests, [(request, answer)])]
             segment.settle(made, asked)
@@ -316,7 +316,7 @@ class RemoteExecutor(Session, SharedStorages):
             self._uploads.contents.forget(number)
             self._operands.forget(number)
             if self.among is not None:
-                self.among.changes(self, number)
+                self.among.contents_changed(self, number)
 
     def _ran(self, encoded: Encoded, base: int, views: list[tuple], timed: bool, reply: tuple) -> None:
         """What a worker says of a run."""
@@ -331,7 +331,7 @@ class RemoteExecutor(Session, SharedStorages):
         put_right(encoded, corrections)
         for k, number, kind, text in failures:
             name, _sig, module, location, _phase = encoded.origin(k)
-            self._failures[number] = triggers.told(name, module, location, error_of(kind, text))
+            self._failures[number] = triggers.failed_record(name, module, location, error_of(kind, text))
             self._epochs[0] = number
         if without or lost:
             Outcome(encoded, base, views, failures, without, lost).tell(self._mirrors, self._failures)

@@ -45,7 +45,7 @@ from .upcoming import upcoming
 if TYPE_CHECKING:
     from ..._ext.encoder import Encoded
 
-__all__ = ["PlacingExecutor", "Plan", "tell", "told"]
+__all__ = ["PlacingExecutor", "Plan", "has_planned", "tell"]
 
 log = logging.getLogger("mindtorch.remote")
 
@@ -73,7 +73,7 @@ def tell(
     return before
 
 
-def told(modules: bool = False) -> bool:
+def has_planned(modules: bool = False) -> bool:
     """Has the listener had any? modules: any of modules, and not only of what runs outside of them."""
     return _told[True] or (_told[False] and not modules)
 
@@ -384,7 +384,7 @@ class PlacingExecutor(SpreadExecutor):
             copies.update(zip(parts, there.adopt(owner.fetch(mirrors)), strict=True))
         return {key: found for parts in owners.values() for key, found in parts.items()}, copies
 
-    def changes(self, there: RemoteExecutor, number: int) -> None:
+    def contents_changed(self, there: RemoteExecutor, number: int) -> None:
         self._copies.end_of(there, number)
 
     def _brought(self, values: Sequence[torch.Tensor], there: RemoteExecutor) -> dict[int, torch.Tensor]:

@@ -109,7 +109,7 @@ class SpreadExecutor(Executor):
     def has_run(self, there: RemoteExecutor, encoded: Encoded, made: dict[int, torch.Tensor]) -> None:
         """``there`` was told to run a segment; made: what stands for its results, by slot."""
 
-    def changes(self, there: RemoteExecutor, number: int) -> None:
+    def contents_changed(self, there: RemoteExecutor, number: int) -> None:
         """A storage that ``there`` has is no more, or may have other contents."""
 
     def settle_written(self, encoded: Encoded, there: RemoteExecutor) -> None:

@@ -31,7 +31,7 @@ from .held_storages import Failed, HeldStorages, Poisoned
 from .mirrors import view
 from .plan_calls import filled_in, make_ready, results_of
 from .plans import Plan
-from .results import as_bytes, contents, taken_apart
+from .results import as_bytes, taken_apart, whole_bytes
 from .set_aside import OUT_OF_MEMORY, SetAside, is_out_of_memory, kind_of, unwritten
 from .wire import WireError, dumps, loads
 
@@ -95,7 +95,7 @@ class Worker(HeldStorages):
         """What the client is made of. WireError unless the worker is, too. Answers with that, and the device's kind."""
         hello.check(side, "a program")
         self._checks.greeted = True
-        return tuple(hello.here()), self._device.type
+        return tuple(hello.this_side()), self._device.type
 
     def machine(self) -> tuple:
         """What `execute.machine.Machine` says of the device."""
@@ -418,12 +418,12 @@ class Worker(HeldStorages):
             if plain.numel() and not is_dense(tuple(plain.shape), plain.stride()):
                 plain = plain.clone()  # laid out as every copy that keeps the format
             span = view(plain.untyped_storage(), plain.dtype, (plain.numel(),), (1,), plain.storage_offset())
-            return "values", tuple(plain.stride()), contents(as_bytes(span.clone()))
+            return "values", tuple(plain.stride()), whole_bytes(as_bytes(span.clone()))
 
     # ---- generators and the rest -------------------------------------------------------------------------------------
     def get_state(self, index: int) -> bytes:
         """State of the generator of ``remote_accelerator:index``."""
-        return contents(self._local.state(index))
+        return whole_bytes(self._local.state(index))
 
     def set_state(self, index: int, state: bytes) -> None:
         self._local.set_state(index, torch.frombuffer(bytearray(state), dtype=torch.uint8))
@@ -435,7 +435,7 @@ class Worker(HeldStorages):
     def get_generators(self) -> tuple[int | None, list[tuple[int, bytes]]]:
         """The seed, and the states of the generators that were used."""
         seed, states = self._local.generators()
-        return seed, [(index, contents(state)) for index, state in states.items()]
+        return seed, [(index, whole_bytes(state)) for index, state in states.items()]
 
     def sync(self) -> None:
         """Return when all is done."""

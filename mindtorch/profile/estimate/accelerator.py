@@ -59,7 +59,7 @@ class Accelerator:
         return Devices(self.memory_bytes, self.capability, self.processors, self.kind, self.count, self.others)
 
 
-def _told(accelerator: Accelerator) -> side_streams.Told:
+def _memory_listener(accelerator: Accelerator) -> side_streams.Told:
     """What notes requests to the allocator of a device."""
     return lambda device, what, number: accelerator.devices.ask(place_of(f"{accelerator.kind}:{device}"), what, number)
 
@@ -75,7 +75,7 @@ def answers(accelerator: Accelerator | None) -> list[Patch]:
     """(owner, attribute, replacement) of what torch says about CUDA."""
     compiling.begin()
     data_loading.begin()
-    side_streams.begin(index_of, None if accelerator is None else _told(accelerator))
+    side_streams.begin(index_of, None if accelerator is None else _memory_listener(accelerator))
     shared = [
         (torch.Tensor, "cuda", _to_cuda),
         *data_loading.patches(),
