@@ -22,7 +22,7 @@ class Change:
     of: tuple[str, ...] = ("training", "inference")
 
 
-#: By the name that ``--what-if`` takes; `mindtorch.profile.estimate.changes` makes them, but for --batch and --seq.
+#: By the name that ``--what-if`` takes; `mindtorch.profile.estimate.what_if` makes them, but for --batch and --seq.
 CHANGES = {
     "bf16": Change("torch.autocast('cuda', torch.bfloat16) around the model's forward"),
     "tf32": Change("torch.set_float32_matmul_precision('high')"),

@@ -19,7 +19,7 @@ from mindtorch.program.workload import Request
 from .estimate_output import left_alone, writes_nothing
 from .exit_codes import exit_code
 from .options import ProgramWords, assumption_options, program_arguments, request_options
-from .program import ProgramCommand, claimed_stdout
+from .program_command import ProgramCommand, claimed_stdout
 from .sizing import chosen_rank, runner
 
 if TYPE_CHECKING:

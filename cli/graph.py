@@ -19,7 +19,7 @@ from .exit_codes import exit_code, interruption
 from .iteration_progress import note
 from .options import ProgramWords, program_arguments
 from .output import OutputFile, output_options
-from .program import ProgramCommand, claimed_stdout, hint_torch_npu, torch_npu_for
+from .program_command import ProgramCommand, claimed_stdout, hint_torch_npu, torch_npu_for
 from .units import assumption, counted
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from .options import (
     request_options,
 )
 from .output import OutputFile, output_options
-from .program import ProgramCommand, claimed_stdout, torch_npu_for
+from .program_command import ProgramCommand, claimed_stdout, torch_npu_for
 from .sizing import estimate, explain, made_report
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from mindtorch.program.program import Program
 
 from .exit_codes import BY_SIGINT, ENDS_WITH_THE_COMMAND
 from .options import module_option
-from .program import ProgramCommand
+from .program_command import ProgramCommand
 
 __all__ = ["command"]
 

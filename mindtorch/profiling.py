@@ -21,7 +21,7 @@ from mindtorch.cli.render import Canvas, terminal_width
 from mindtorch.cli.report import SORT_KEYS, TABLES, View, render_report
 from mindtorch.engine.execute import values
 from mindtorch.profile import Profiler
-from mindtorch.profile.measure.run import check_iterations
+from mindtorch.profile.measure.observed_run import check_iterations
 from mindtorch.profile.report import from_file
 from mindtorch.profile.report.export import FORMATS
 

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from mindtorch.cli.options import program_arguments
-from mindtorch.cli.program import ProgramCommand
+from mindtorch.cli.program_command import ProgramCommand
 
 
 @click.command(cls=ProgramCommand)

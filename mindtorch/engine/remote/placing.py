@@ -29,7 +29,6 @@ from . import growth
 from .client import RemoteExecutor
 from .cuts import plans
 from .division import Division, Part
-from .homes import of_storages
 from .mirrors import view
 from .one_thread import one_thread_at_a_time
 from .pending_uploads import PendingUploads
@@ -40,6 +39,7 @@ from .replicas import Copies
 from .run_time import Costs, usual
 from .slices import Slice, shift, slices
 from .spread import SpreadExecutor, _on
+from .storage_homes import of_storages
 from .upcoming import upcoming
 
 if TYPE_CHECKING:

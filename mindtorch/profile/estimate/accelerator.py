@@ -23,8 +23,8 @@ from ...npu import memory as npu_memory
 from ...npu import random as npu_random
 from ...npu.api import DeviceProperties, StreamContext
 from ...npu.refused import refusing
-from ...patch.attention import without_data
 from ...patch.device_module import chosen_by
+from ...patch.flex_attention import without_data
 from ...patch.instead_of_cuda import generators_made_by, of_cuda
 from . import compiling, data_loading, fused_attention, kernel_limits, memory_answers, side_streams, sobol
 from .device_memory import Devices
