@@ -18,7 +18,7 @@ from .estimate_output import left_alone, numbers_marked, writes_nothing
 from .exit_codes import exit_code, interruption
 from .iteration_progress import note
 from .options import ProgramWords, program_arguments
-from .output import OutputFile, output_options
+from .output import OutputFile, output_options, say_written
 from .program_command import ProgramCommand, claimed_stdout, hint_torch_npu, torch_npu_for
 from .units import assumption, counted
 
@@ -231,24 +231,27 @@ def command(
     for each, file in wanted:
         file.write_text(each.write(part if each.name in _PICTURES else closed, view) or "")
     if patterns or not wanted:
-        from .render import printable, terminal_width
-
-        if patterns:
-            from mindtorch.graph.patterns import explain
-
-            text = "\n".join(explain(part, name) for name in patterns)
-        else:
-            text = closed.to_text(terminal_width(), init)
-        click.echo(printable(text.rstrip("\n")))
-    for _, file in wanted:
-        if not file.is_stdout:
-            click.echo(f"genie: wrote {file.name}", err=True)
+        _print(part if patterns else closed, patterns, init)
+    say_written(wanted)
     if outcome.interrupted:
         click.echo(f"genie: {interruption(outcome)}; the graph covers what ran until then", err=True)
     elif outcome.exit_code:
         click.echo(f"genie: {program.argument} ended with exit code {outcome.exit_code}", err=True)
         hint_torch_npu(outcome.error)
     return exit_code(outcome)
+
+
+def _print(graph: ComputationGraph, patterns: tuple[str, ...], init: bool) -> None:
+    """The graph as text, or where these patterns are in it."""
+    from .render import printable, terminal_width
+
+    if patterns:
+        from mindtorch.graph.patterns import explain
+
+        text = "\n".join(explain(graph, name) for name in patterns)
+    else:
+        text = graph.to_text(terminal_width(), init)
+    click.echo(printable(text.rstrip("\n")))
 
 
 def _command_for(other: str, inputs: tuple[str, ...], steps: int | None, device: str | None) -> list[str]:

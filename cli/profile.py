@@ -30,7 +30,7 @@ from .options import (
     program_arguments,
     request_options,
 )
-from .output import OutputFile, output_options
+from .output import OutputFile, output_options, say_written
 from .program_command import ProgramCommand, claimed_stdout, torch_npu_for
 from .sizing import estimate, explain, made_report
 
@@ -236,9 +236,7 @@ def command(
         from .report import View  # with rich
 
         _show(report if shapes else {**report, "shapes": None}, program, own, View(by, top, depth, sort))
-    for _, file in wanted:
-        if not file.is_stdout:
-            click.echo(f"genie: wrote {file.name}", err=True)
+    say_written(wanted)
     names = {name for parameter in context.command.params for name in parameter.opts if name.startswith("--")}
     return last_words(program, outcome, report, names)
 

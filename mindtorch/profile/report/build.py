@@ -71,20 +71,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
     patterns, failed = pattern_rows(seen, placed, made_of, forecast)
     parts, parts_failed = part_rows(seen, map(Row._make, tables[main].tolist()), forecast, made_of.flows)
     report: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "tool": {"mindtorch": _version(), "torch": str(torch.__version__), "python": platform.python_version()},
-        "mode": seen.mode,
-        "device": seen.device,
-        "command": list(sys.argv),
-        "lazy": _lazy(seen, rows),
-        "npu": seen.npu,
-        "gpu": None if seen.gpu is None else seen.gpu.report(),
-        "threads": [
-            {"name": name, "count": work.threads, "ops": work.ops, "self_s": work.ns / 1e9}
-            for name, work in seen.threads
-        ],
-        "model": seen.parameters.models[0] if seen.parameters.models else None,
-        "models": seen.parameters.models,
+        **_head(seen, rows),
         "startup": startup,
         "totals": totals,
         "steps": _steps(seen, _seconds(tables, "warmup", main)),
@@ -106,26 +93,45 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
         "interrupted": seen.interrupted,
         "exit_code": seen.exit_code,
     }
-    if seen.shapes:
-        report["shapes"] = _shapes(seen, rows, seen.shapes)
-    if (generated := seen.generated(main)) is not None:
-        report["generation"] = generated
-    if seen.host is not None:
-        report["host"] = seen.host
-    if seen.cluster is not None:
-        report["cluster"] = seen.cluster
+    shapes = _shapes(seen, rows, seen.shapes) if seen.shapes else None
+    optional = {"shapes": shapes, "generation": seen.generated(main), "host": seen.host, "cluster": seen.cluster}
+    report |= {name: found for name, found in optional.items() if found is not None}
     if forecast is not None:
         totals |= {"predicted_s": forecast.seconds(rows), **forecast.totals(by_phase, stage.launched)}
         report["roofline"] = forecast.summary(rows)
-        if (repeated := stage.repeated) is not None:
-            about = forecast.totals(repeated.rows, repeated.launched)
-            step = {key: about[key] / repeated.steps for key in ("about_s", "about_low_s", "about_high_s")}
-            report["steps"].update(step)
+        report["steps"] |= _of_one_step(forecast, stage.repeated)
     report["findings"] = findings(seen, report, placed, forecast, made_of)
     report.update(facts)
     if forecast is not None:  # by what the facts say of tokens
         add_energy(report, forecast, by_phase, stage, _PHASES)
     return report
+
+
+def _head(seen: Recording, rows: list[Row]) -> dict[str, Any]:
+    """What ran where."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "tool": {"mindtorch": _version(), "torch": str(torch.__version__), "python": platform.python_version()},
+        "mode": seen.mode,
+        "device": seen.device,
+        "command": list(sys.argv),
+        "lazy": _lazy(seen, rows),
+        "npu": seen.npu,
+        "gpu": None if seen.gpu is None else seen.gpu.report(),
+        "threads": [
+            {"name": name, "count": work.threads, "ops": work.ops, "self_s": work.ns / 1e9}
+            for name, work in seen.threads
+        ],
+        "model": seen.parameters.models[0] if seen.parameters.models else None,
+        "models": seen.parameters.models,
+    }
+
+
+def _of_one_step(forecast: Forecast, repeated: Any) -> dict[str, float]:
+    if repeated is None:
+        return {}
+    about = forecast.totals(repeated.rows, repeated.launched)
+    return {key: about[key] / repeated.steps for key in ("about_s", "about_low_s", "about_high_s")}
 
 
 def _totals(seen: Recording, op_rows: list[Row], time_ns: int, missing: int) -> dict[str, Any]:

@@ -364,10 +364,8 @@ def pattern_rows(
         for pattern in there.keys() - {""}:
             add(pattern, row, there[pattern] / (sum(there.values()) or 1.0))
     longest_first = sorted(found.items(), key=lambda item: -item[1]["ns"])
-    failed = [
-        f"the search for the pattern {name} failed: {type(error).__name__}: {error}"
-        for name, error in labels.failed.items()
-    ]
+    failed = [f"the search for the pattern {name} failed: {type(error).__name__}: {error}"
+              for name, error in labels.failed.items()]  # fmt: skip
     return [_row(labels, name, entry, where[name], forecast) for name, entry in longest_first if where[name]], failed
 
 
