@@ -18,8 +18,14 @@ from mindtorch.program.workload import Request
 
 from .estimate_output import left_alone, writes_nothing
 from .exit_codes import exit_code
-from .options import ProgramWords, assumption_options, program_arguments, request_options
-from .program_command import ProgramCommand, claimed_stdout
+from .program_command import (
+    ProgramCommand,
+    ProgramWords,
+    assumption_options,
+    claimed_stdout,
+    program_arguments,
+    request_options,
+)
 from .sizing import chosen_rank, runner
 
 if TYPE_CHECKING:

@@ -17,9 +17,15 @@ from .child_command import made
 from .estimate_output import left_alone, numbers_marked, writes_nothing
 from .exit_codes import exit_code, interruption
 from .iteration_progress import note
-from .options import ProgramWords, program_arguments
 from .output import OutputFile, output_options, say_written
-from .program_command import ProgramCommand, claimed_stdout, hint_torch_npu, torch_npu_for
+from .program_command import (
+    ProgramCommand,
+    ProgramWords,
+    claimed_stdout,
+    hint_torch_npu,
+    program_arguments,
+    torch_npu_for,
+)
 from .units import assumption, counted
 
 if TYPE_CHECKING:

@@ -20,18 +20,20 @@ from .advice import CHANGES, advice, halved
 from .closing_lines import last_words, worth_showing
 from .estimate_output import writes_nothing
 from .iteration_progress import HowFar, Iterations, note
-from .options import (
+from .output import OutputFile, output_options, say_written
+from .program_command import (
     Option,
+    ProgramCommand,
     ProgramWords,
     assumption_options,
     check_needs,
+    claimed_stdout,
     kept_words,
     option,
     program_arguments,
     request_options,
+    torch_npu_for,
 )
-from .output import OutputFile, output_options, say_written
-from .program_command import ProgramCommand, claimed_stdout, torch_npu_for
 from .sizing import estimate, explain, made_report
 
 if TYPE_CHECKING:

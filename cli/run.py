@@ -14,8 +14,7 @@ from mindtorch.base.errors import UsageError
 from mindtorch.program.program import Program
 
 from .exit_codes import BY_SIGINT, ENDS_WITH_THE_COMMAND
-from .options import module_option
-from .program_command import ProgramCommand
+from .program_command import ProgramCommand, module_option
 
 __all__ = ["command"]
 

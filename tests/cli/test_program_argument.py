@@ -6,8 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from mindtorch.cli.options import program_arguments
-from mindtorch.cli.program_command import ProgramCommand
+from mindtorch.cli.program_command import ProgramCommand, program_arguments
 
 
 @click.command(cls=ProgramCommand)
