@@ -84,7 +84,7 @@ def _runs(needs: str) -> bool:
 def without_silicon(table: Mapping[str, Any], chip: str) -> dict[str, Any]:
     """The table without all chips of the same silicon, but for what whole programs in 16 bits take: that is of all
     chips, and nearly the same without any one of its sources."""
-    known, target = targets.known(), targets.find(chip)
+    known, target = targets.shipped(), targets.find(chip)
     found: dict[str, Any] = {}
     for key, kinds in table.items():
         if key not in known or not factors.twins(known[key], target):

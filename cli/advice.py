@@ -6,8 +6,10 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from mindtorch.program.workload import Request
 
 __all__ = ["CHANGES", "Change", "advice", "figures", "halved"]
 
@@ -20,7 +22,7 @@ class Change:
     of: tuple[str, ...] = ("training", "inference")
 
 
-#: By the name that ``--what-if`` takes; `mindtorch.profile.estimate.changes` makes them, but for --batch and --seq.
+#: By the name that ``--what-if`` takes; `mindtorch.profile.estimate.what_if` makes them, but for --batch and --seq.
 CHANGES = {
     "bf16": Change("torch.autocast('cuda', torch.bfloat16) around the model's forward"),
     "tf32": Change("torch.set_float32_matmul_precision('high')"),
@@ -69,13 +71,13 @@ def advice(report: dict[str, Any], options: Sequence[str], program: Sequence[str
     return rows
 
 
-def halved(names: Sequence[str], batch: int | None, seq: int | None) -> tuple[int | None, int | None]:
-    """Batch and sequence of a configuration's model with these changes, from what was asked for."""
-    if "half-batch" in names and batch is not None:
-        batch = max(batch // 2, 1)
+def halved(names: Sequence[str], request: Request) -> Request:
+    """What is asked of a configuration's model, with these changes."""
+    if "half-batch" in names and request.batch is not None:
+        request = replace(request, batch=max(request.batch // 2, 1))
     if "half-seq" in names:
-        seq = max((seq or 128) // 2, 1)
-    return batch, seq
+        request = replace(request, seq=max((request.seq or 128) // 2, 1))
+    return request
 
 
 def _estimated(names: list[str], options: Sequence[str], program: Sequence[str]) -> dict[str, Any] | None:

@@ -14,11 +14,18 @@ import click
 
 from mindtorch.base import clusters
 from mindtorch.program import blame
-from mindtorch.program.workload import DTYPES, Request
+from mindtorch.program.workload import Request
 
 from .estimate_output import left_alone, writes_nothing
 from .exit_codes import exit_code
-from .program import ProgramCommand, claimed_stdout, parse_program, program_arguments
+from .program_command import (
+    ProgramCommand,
+    ProgramWords,
+    assumption_options,
+    claimed_stdout,
+    program_arguments,
+    request_options,
+)
 from .sizing import chosen_rank, runner
 
 if TYPE_CHECKING:
@@ -57,47 +64,25 @@ class _CheckCommand(ProgramCommand):
 @click.option(
     "--rank", "rank_text", metavar="N", help="With several accelerators: the rank to check, or all (default: 0)."
 )
-@click.option(
-    "--assume",
-    type=float,
-    metavar="NUMBER",
-    help="The value assumed for tensor elements that the estimate cannot know (default 0, False; floats 1e-12).",
-)
-@click.option(
-    "--routing",
-    type=click.Choice(["balanced"]),
-    help="Choices among unknown scores (topk, argmax …) always pick all candidates in turn.",
-)
-@click.option("--seq", type=click.IntRange(min=1), metavar="N", help="For a config.json: tokens per sequence.")
-@click.option("--batch", type=click.IntRange(min=1), metavar="N", help="For a config.json: sequences per batch.")
-@click.option("--decode", type=click.IntRange(min=1), metavar="N", help="For a config.json: tokens to generate.")
-@click.option("--train", is_flag=True, help="For a config.json: check a training step with AdamW.")
-@click.option("--dtype", type=click.Choice(DTYPES), help="For a config.json: dtype of the weights.")
+@assumption_options()
+@request_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON; PROGRAM's own output goes to stderr.")
 @program_arguments
 def command(
-    argument: str,
-    script_args: tuple[str, ...],
-    as_module: bool,
-    inputs: tuple[str, ...],
+    words: ProgramWords,
+    request: Request,
     target_name: str,
     rank_text: str | None,
     assume: float | None,
     routing: str | None,
-    seq: int | None,
-    batch: int | None,
-    decode: int | None,
-    train: bool,
-    dtype: str | None,
     as_json: bool,
 ) -> int:
     """Run PROGRAM without data, and report the first uncaught error that the accelerator would raise.
 
     Exit code 0: it runs and fits. 1: the accelerator refuses it, or the program itself fails. 2: genie cannot tell.
     """
-    request = Request(seq, batch, decode, train, dtype)
-    program = parse_program(argument, script_args, inputs, request=request, as_module=as_module)
-    accelerator, cluster = clusters.chosen(target_name, rank_text, None, None if program.is_model else argument)
+    program = words.parse(request=request)
+    accelerator, cluster = clusters.chosen(target_name, rank_text, None, None if program.is_model else words.argument)
     writes_nothing()
     with claimed_stdout(as_json):
         target, outcome, estimator, lost = _run(program, str(accelerator), cluster, assume, routing is not None)
@@ -120,8 +105,8 @@ def command(
         _show(program, target, "" if cluster is None else f", rank {rank} of {cluster.size}", outcome, peak, found)
         if not found and peak and memory["device"] == "cpu" != target.key:
             click.echo("  the program puts nothing on the accelerator: this is host memory")
-        for words in left_alone(apart):
-            click.echo(f"  {words}")
+        for line in left_alone(apart):
+            click.echo(f"  {line}")
     if outcome.interrupted:
         return exit_code(outcome)
     if not found:

@@ -9,7 +9,7 @@ import click
 from mindtorch.program import blame
 
 from .exit_codes import exit_code, interruption
-from .program import hint_torch_npu
+from .program_command import hint_torch_npu
 from .units import assumption, counted
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from mindtorch.base.formats import Format, atomic
 from mindtorch.profile.report.conditions import METRICS, Condition
 
 from .iteration_progress import HowFar
-from .output import OutputFile, output_options
+from .output import OutputFile, output_options, say_written
 
 __all__ = ["FORMATS", "command"]
 
@@ -129,9 +129,7 @@ def command(
         from .render import canvas
 
         click.echo(render(difference, canvas(), top), nl=False, color=True)
-    for _, file in wanted:
-        if not file.is_stdout:
-            click.echo(f"genie: wrote {file.name}", err=True)
+    say_written(wanted)
     for line in broken:
         click.echo(f"genie: {line}", err=True)
     return 1 if broken else 0

@@ -18,12 +18,12 @@ from .closing_lines import hint_options
 from .estimate_output import left_alone, numbers_marked, writes_nothing
 from .exit_codes import exit_code, interruption
 from .iteration_progress import note
-from .output import OutputFile, output_options
-from .program import (
+from .output import OutputFile, output_options, say_written
+from .program_command import (
     ProgramCommand,
+    ProgramWords,
     claimed_stdout,
     hint_torch_npu,
-    parse_program,
     program_arguments,
     torch_npu_for,
 )
@@ -180,10 +180,7 @@ Examples:
 @output_options(FORMATS)
 @program_arguments
 def command(
-    argument: str,
-    script_args: tuple[str, ...],
-    as_module: bool,
-    inputs: tuple[str, ...],
+    words: ProgramWords,
     depth: int | None,
     modules: tuple[str, ...],
     focus: str | None,
@@ -206,7 +203,7 @@ def command(
         files = {name: file and file.of_rank(rank.rank) for name, file in files.items()}
     if layout == _NETWORKX and files["json"] is None:
         files["json"] = OutputFile("-")
-    program = parse_program(argument, script_args, inputs, *files.values(), as_module=as_module)
+    program = words.parse(*files.values())
     wanted = [(each, file) for each in FORMATS if (file := files[each.name]) is not None]
     if focus is not None and not any(each.name in _PICTURES for each, _ in wanted):
         raise click.UsageError("--focus is for --svg and --html; --module is for all formats")
@@ -222,8 +219,8 @@ def command(
         return show_passes(program)
     if patterns:
         _check(patterns, device)
-    commands = [_command_for(each, inputs, steps, device) for each in others]
-    made_beside = [_graph_of(each, words) for each, words in zip(others, commands)]
+    commands = [_command_for(each, words.inputs, steps, device) for each in others]
+    made_beside = [_graph_of(each, line) for each, line in zip(others, commands)]
     if device is not None:
         writes_nothing()
     with claimed_stdout(any(file.is_stdout for _, file in wanted)):
@@ -232,7 +229,7 @@ def command(
             return outcome.exit_code
     beside = [(each, graph.from_dict(data)) for each, data in zip(others, made_beside)]
     beside = [(each, one.reduced(modules) if modules else one) for each, one in beside]
-    view = _View(" ".join((argument, *script_args)), depth, focus or "", init, beside, layout)
+    view = _View(" ".join((words.argument, *words.script_args)), depth, focus or "", init, beside, layout)
     from mindtorch.graph.analysis import describe
 
     describe(graph)
@@ -241,18 +238,8 @@ def command(
     for each, file in wanted:
         file.write_text(each.write(part if each.name in _PICTURES else closed, view) or "")
     if patterns or not wanted:
-        from .render import printable, terminal_width
-
-        if patterns:
-            from mindtorch.graph.patterns import explain
-
-            text = "\n".join(explain(part, name) for name in patterns)
-        else:
-            text = closed.to_text(terminal_width(), init)
-        click.echo(printable(text.rstrip("\n")))
-    for _, file in wanted:
-        if not file.is_stdout:
-            click.echo(f"genie: wrote {file.name}", err=True)
+        _print(part if patterns else closed, patterns, init)
+    say_written(wanted)
     if outcome.interrupted:
         click.echo(f"genie: {interruption(outcome)}; the graph covers what ran until then", err=True)
     elif outcome.exit_code:
@@ -260,6 +247,19 @@ def command(
         if not hint_options(program, outcome, command):
             hint_torch_npu(outcome.error)
     return exit_code(outcome)
+
+
+def _print(graph: ComputationGraph, patterns: tuple[str, ...], init: bool) -> None:
+    """The graph as text, or where these patterns are in it."""
+    from .render import printable, terminal_width
+
+    if patterns:
+        from mindtorch.graph.patterns import explain
+
+        text = "\n".join(explain(graph, name) for name in patterns)
+    else:
+        text = graph.to_text(terminal_width(), init)
+    click.echo(printable(text.rstrip("\n")))
 
 
 def _command_for(other: str, inputs: tuple[str, ...], steps: int | None, device: str | None) -> list[str]:
@@ -276,7 +276,7 @@ def _command_for(other: str, inputs: tuple[str, ...], steps: int | None, device:
         raise click.UsageError(f"--beside {other!r}: expected a program, its arguments and --input, got another option")
     is_model = not asked["as_module"] and split_argument(asked["argument"])[0] != "script"
     given = inputs if is_model and not asked["inputs"] else ()
-    parse_program(asked["argument"], asked["script_args"], given or asked["inputs"], as_module=asked["as_module"])
+    ProgramWords(asked["argument"], asked["script_args"], asked["as_module"], given or asked["inputs"]).parse()
     options = [word for each in given for word in ("--input", each)]
     options += ["--steps", str(steps)] if steps is not None else []
     options += ["--device", device] if device is not None else []
@@ -294,10 +294,10 @@ def _check(patterns: tuple[str, ...], device: str | None) -> None:
     import mindtorch
 
     mindtorch._bootstrap(wait=device is None)
-    from mindtorch.graph.patterns.explain import known
+    from mindtorch.graph.patterns.explain import check_name
 
     for name in patterns:
-        known(name)
+        check_name(name)
 
 
 def _record(program: Program, steps: int | None, device: str | None) -> tuple[Outcome, ComputationGraph]:

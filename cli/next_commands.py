@@ -17,11 +17,12 @@ def suggest(
     command: list[str], options: list[str], report: dict[str, Any], by: str | None = None
 ) -> list[tuple[str, str]]:
     """(command, what it shows), the most useful first; ``command`` is the program with its arguments, ``options`` are
-    genie's own (``--input ...``), ``by`` is the table that is shown already."""
+    genie's own that the run had (``--input ...``), ``by`` is the table that is shown already."""
     found: list[tuple[str, str]] = []
     for own, what in (*_questions(report, by), *_always(report, by)):
         line = shlex.join(["genie", "profile", *own.split(), *options, *command])
-        if len(found) < _MOST and line not in [known for known, _ in found]:
+        again = own.split()[0] in options  # it was asked for already, with another value
+        if len(found) < _MOST and not again and line not in [known for known, _ in found]:
             found.append((line, what))
     return found
 

@@ -14,7 +14,7 @@ import shutil
 import stat
 import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
@@ -22,7 +22,7 @@ import click
 from mindtorch.base.errors import UsageError
 from mindtorch.base.formats import Format
 
-__all__ = ["OutputFile", "output_options", "write_anew"]
+__all__ = ["OutputFile", "output_options", "say_written", "write_anew"]
 
 
 @functools.cache
@@ -168,6 +168,12 @@ class OutputFile:
         else:
             with open(temporary, "rb") as packed, open(self.path, "wb") as target:
                 shutil.copyfileobj(packed, target)
+
+
+def say_written(files: Iterable[tuple[Format, OutputFile]]) -> None:
+    for _, file in files:
+        if not file.is_stdout:
+            click.echo(f"genie: wrote {file.name}", err=True)
 
 
 def write_anew(name: str, produce: Callable[[str], object]) -> None:

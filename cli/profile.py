@@ -14,18 +14,24 @@ from mindtorch.base.formats import Format
 from mindtorch.base.import_hooks import without_collecting
 from mindtorch.base.ranks import Rank
 from mindtorch.profile.report.export import FORMATS
-from mindtorch.program.workload import DTYPES, Request
+from mindtorch.program.workload import Request
 
 from .advice import CHANGES, advice, halved
 from .closing_lines import last_words, worth_showing
 from .estimate_output import writes_nothing
 from .iteration_progress import HowFar, Iterations, note
-from .output import OutputFile, output_options
-from .program import (
+from .output import OutputFile, output_options, say_written
+from .program_command import (
+    Option,
     ProgramCommand,
+    ProgramWords,
+    assumption_options,
+    check_needs,
     claimed_stdout,
-    parse_program,
+    kept_words,
+    option,
     program_arguments,
+    request_options,
     torch_npu_for,
 )
 from .sizing import estimate, explain, made_report
@@ -55,7 +61,7 @@ Examples:
 """
 
 
-class _TargetOption(click.Option):
+class _TargetOption(Option):
     """Its help names the accelerators there are, which are read when it is asked for."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
@@ -79,107 +85,79 @@ class _TargetOption(click.Option):
     type=click.Choice(["self", "total", "flops", "calls", "bytes", "name"]),
     help="Order of the tables (default: self time; the module tree in program order).",
 )
-@click.option(
+@option(
     "--steps",
     type=click.IntRange(min=1),
+    kept=True,
     help="Iterations to measure: of the training loop, or rounds of calls without gradients (default: all of a script, "
     "1 of a model).",
 )
-@click.option(
+@option(
     "--warmup",
     type=click.IntRange(min=0),
+    kept=True,
     help="Iterations to leave out at the start (default: 0 for a script, 1 for a model).",
 )
-@click.option(
+@option(
     "--device",
     type=click.Choice(["meta"]),
+    kept=True,
     help="Run without data: estimate sizes and FLOPs, for no particular device.",
 )
-@click.option(
-    "--target",
-    "target_name",
-    metavar="NAME",
-    cls=_TargetOption,
-)
-@click.option(
+@option("--target", "target_name", metavar="NAME", cls=_TargetOption, kept=True)
+@option(
     "--rank",
     "rank_text",
     metavar="N",
+    kept=True,
     help="With several accelerators (--target 8xh100): the rank to estimate (default: 0), or all.",
 )
-@click.option(
+@option(
     "--interconnect",
     type=click.FloatRange(min=0, min_open=True),
     metavar="GBIT",
+    kept=True,
     help="With several machines: network bandwidth of each accelerator in Gb/s (default: 400 for h100).",
 )
-@click.option(
-    "--assume",
-    type=float,
-    metavar="NUMBER",
-    help="Estimate: the value assumed for tensor elements that it cannot know (default 0, False; floats 1e-12).",
-)
-@click.option(
+@assumption_options(needs="estimate")
+@option(
     "--what-if",
     "changes",
     multiple=True,
     metavar="CHANGE",
     type=click.Choice(tuple(CHANGES)),
-    help=f"Estimate: also estimate the program with this change; one of {', '.join(CHANGES)}. May be repeated.",
+    needs="estimate",
+    kept=True,
+    help=f"Make this change to the program; one of {', '.join(CHANGES)}. May be repeated.",
 )
-@click.option("--advise", is_flag=True, help="Estimate: suggest changes, each with its estimate.")
-@click.option(
-    "--routing",
-    type=click.Choice(["balanced"]),
-    help="Estimate: choices among unknown scores (topk, argmax …) always pick all candidates in turn.",
-)
-@click.option(
+@option("--advise", is_flag=True, needs="estimate", help="Suggest changes, each with its estimate.")
+@option(
     "--oom",
     type=click.Choice(["report", "raise"]),
-    help="Estimate: report what does not fit (default), or raise torch.OutOfMemoryError at the program's line.",
+    needs="accelerator",
+    kept=True,
+    help="Report what does not fit (default), or raise torch.OutOfMemoryError at the program's line.",
 )
 @click.option(
     "--hits",
     is_flag=True,
     help="Count how often each line of the program's own files runs, and show the counts. This slows Python down.",
 )
-@click.option("--shapes", is_flag=True, help="Show the shapes of each op's calls, also in JSON and trace.")
-@click.option(
+@option("--shapes", is_flag=True, needs="measured", help="Show the shapes of each op's calls, also in JSON and trace.")
+@option(
     "--predict",
     metavar="NAME",
+    needs="measured",
     help="Measure here, and show the times predicted for a target next to the measured ones.",
 )
-@click.option(
-    "--seq", type=click.IntRange(min=1), metavar="N", help="For a config.json: tokens per sequence (default: 128)."
-)
-@click.option(
-    "--batch", type=click.IntRange(min=1), metavar="N", help="For a config.json: sequences per batch (default: 1)."
-)
-@click.option(
-    "--decode",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="For a config.json: fill the key-value cache with the sequence (phase prefill), then generate N tokens, one "
-    "at a time (phase decode).",
-)
-@click.option(
-    "--train",
-    is_flag=True,
-    help="For a config.json: a training step with AdamW. The first step, which allocates the optimizer's state, is not "
-    "counted. With --decode, both run, one after the other.",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(DTYPES),
-    help="For a config.json: dtype of the weights (default: the file's, else float32).",
-)
+@request_options
 @output_options(FORMATS)
 @program_arguments
+@click.pass_context
 def command(
-    argument: str,
-    script_args: tuple[str, ...],
-    as_module: bool,
-    inputs: tuple[str, ...],
+    context: click.Context,
+    words: ProgramWords,
+    request: Request,
     by: str | None,
     top: int | None,
     depth: int | None,
@@ -190,19 +168,14 @@ def command(
     target_name: str | None,
     rank_text: str | None,
     interconnect: float | None,
-    assume: float | None,
-    routing: str | None,
-    oom: str | None,
-    predict: str | None,
     changes: tuple[str, ...],
     advise: bool,
     hits: bool,
     shapes: bool,
-    seq: int | None,
-    batch: int | None,
-    decode: int | None,
-    train: bool,
-    dtype: str | None,
+    predict: str | None,
+    assume: float | None,
+    routing: str | None,
+    oom: str | None,
     **files: OutputFile | None,
 ) -> int:
     """Run PROGRAM unmodified and show its time, memory and FLOPs by phase, module and op.
@@ -217,74 +190,44 @@ def command(
         merged_file = None if (file := files["json"]) is None or file.is_stdout else file
         files = {name: file and file.of_rank(rank.rank) for name, file in files.items()}
     wanted = [(each, file) for each in FORMATS if (file := files[each.name.replace("-", "_")]) is not None]
-    if argument.endswith(".json"):
-        batch, seq = halved(changes, batch, seq)
-    request = Request(seq, batch, decode, train, dtype)
-    program = parse_program(argument, script_args, inputs, *files.values(), request=request, as_module=as_module)
+    if words.argument.endswith(".json"):
+        request = halved(changes, request)
+    program = words.parse(*files.values(), request=request)
     if merged_file is not None and (file := files["json"]) is not None:
         merged_file.check(program.path)
         file.discard()  # what is there afterwards is of this run
-    to_stdout = any(file.is_stdout for _, file in wanted)
-
-    accelerator, cluster = clusters.chosen(target_name, rank_text, interconnect, None if program.is_model else argument)
-    sized = device is not None or target_name is not None
-    if sized and (of_times := [each.name for each, _ in wanted if each.measured]):
-        raise click.UsageError(f"--{of_times[0]} shows measured times: leave out --device and --target")
-    if sized and target_name is None and (of_times := [each.name for each, _ in wanted if each.timed]):
-        raise click.UsageError(f"--{of_times[0]} shows times: add --target NAME, or leave out --device")
-    if target_name in (None, "cpu") and (of_cards := [each.name for each, _ in wanted if each.sized]):
-        raise click.UsageError(f"--{of_cards[0]} needs a GPU or NPU as target: add --target NAME")
-    if binary := [each.name for each, file in wanted if each.binary and file.is_stdout]:
-        raise click.UsageError(f"--{binary[0]} writes binary data: give a file name, not -")
-    if sized and predict is not None:
-        raise click.UsageError("--predict is for a measured run; --target already predicts")
-    if sized and shapes:
-        raise click.UsageError("--shapes is for a measured run: leave out --device and --target")
-    if assume is not None and not sized:
-        raise click.UsageError("--assume is for an estimate: add --device meta or --target NAME")
+    script = None if program.is_model else words.argument
+    accelerator, cluster = clusters.chosen(target_name, rank_text, interconnect, script)
+    check_needs(context, wanted, target_name)
     if "half-seq" in changes and program.kind != "config":
         raise click.UsageError("--what-if half-seq is for a config.json: a program chooses its own lengths")
-    if (changes or advise) and not sized:
-        raise click.UsageError("--what-if and --advise are for an estimate: add --device meta or --target NAME")
-
-    if routing is not None and not sized:
-        raise click.UsageError("--routing is for an estimate: add --device meta or --target NAME")
-    if oom is not None and target_name is None:
-        raise click.UsageError("--oom is for an estimate of an accelerator: add --target NAME")
 
     if hits and by is None:
         by = "line"  # which alone shows them
     followed = by == "line" or files["html"] is not None or files["flame"] is not None
-    of_lines = {"lines": followed, "hits": hits}
+    options: dict[str, Any] = {"lines": followed, "hits": hits}
+    to_stdout = any(file.is_stdout for _, file in wanted)
+    sized = device is not None or target_name is not None
     if sized:
         writes_nothing()
     with claimed_stdout(to_stdout):
         if sized:
-            options = {"assume": assume, "balanced": routing is not None, "oom": oom or "report", **of_lines}
+            options |= {"assume": assume, "balanced": routing is not None, "oom": oom or "report"}
             outcome, report, profiler = estimate(program, steps, warmup, accelerator, cluster, changes, **options)
         else:
-            of_lines["shapes"] = shapes or files["html"] is not None  # the page shows all that there is
-            outcome, report, profiler = _measure(program, steps, warmup, predict, bool(wanted), **of_lines)
+            options["shapes"] = shapes or files["html"] is not None  # the page shows all that there is
+            outcome, report, profiler = _measure(program, steps, warmup, predict, bool(wanted), **options)
         outcome.show()
     if report is None:  # it never came to running: the program's own error has been shown
         return outcome.exit_code
 
     # The program has ended, and what is made from now on is shown: nobody has to search for garbage.
-    click.get_current_context().with_resource(without_collecting())
+    context.with_resource(without_collecting())
     report["rank"] = None if rank is None else rank.facts()
-    own = [*(["--device", device] if device else []), *(["--target", target_name] if target_name else [])]
-    own += ["--rank", rank_text] if rank_text else []
-    own += ["--interconnect", f"{interconnect:g}"] if interconnect is not None else []
-    own += ["--assume", f"{assume:g}"] if assume is not None else []
-    own += ["--routing", routing] if routing is not None else []
-    own += ["--oom", oom] if oom is not None else []
-    own += [word for value in inputs for word in ("--input", value)] + program.request.words()
+    own = kept_words(context)
     if advise:
         note("estimating changes ...")
-        counts = [
-            word for name, n in (("--steps", steps), ("--warmup", warmup)) if n is not None for word in (name, str(n))
-        ]
-        report["advice"] = advice(report, [*own, *counts], program.command)
+        report["advice"] = advice(report, own, program.command)
     for each, file in wanted:
         _write(each, file, report, profiler)
     if rank is not None and merged_file is not None:
@@ -295,10 +238,8 @@ def command(
         from .report import View  # with rich
 
         _show(report if shapes else {**report, "shapes": None}, program, own, View(by, top, depth, sort))
-    for _, file in wanted:
-        if not file.is_stdout:
-            click.echo(f"genie: wrote {file.name}", err=True)
-    return last_words(program, outcome, report, command)
+    say_written(wanted)
+    return last_words(program, outcome, report, context.command)
 
 
 def _measure(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from mindtorch.profile.report.module_names import alike
@@ -32,127 +33,155 @@ _SHOWN = 0.01  # of it: a wait that is
 _UNSEEN = 0.1  # of it: what may have been in each iteration, and is not seen
 
 
+Fact = tuple[str, str]  # label, words
+
+
 def header(report: dict[str, Any], canvas: Canvas, target: str) -> None:
-    totals, tool = report.get("totals") or {}, report.get("tool") or {}
-    startup = report.get("startup") or {}
-    time_s, wall = totals.get("time_s") or 0.0, totals.get("wall_s")
-    facts = _models(report)
-    facts += workload_facts(report)
+    facts = _models(report) + workload_facts(report)
+    for part in (_place, _time, _machine, _composition, _start, _work, _prediction, _memory, _end):
+        facts += part(report, report.get("totals") or {}, report.get("mode") == "estimate")
+    canvas.facts("genie profile", target, facts)
+
+
+def _place(report: dict[str, Any], totals: dict[str, Any], sized: bool) -> Iterator[Fact]:
     if report.get("cluster"):
-        facts.append(("rank", report_cluster.rank(report)))
+        yield "rank", report_cluster.rank(report)
     if rank := report.get("rank"):
-        facts.append(("rank", f"{rank['rank']} of {rank['world_size']}; the report is about this process alone"))
+        yield "rank", f"{rank['rank']} of {rank['world_size']}; the report is about this process alone"
+    tool = report.get("tool") or {}
     versions = f"torch {tool.get('torch')} · Python {tool.get('python')}"
-    sized = report.get("mode") == "estimate"
-    facts.append(("sized for" if sized else "ran on", f"{report.get('device')}, {report.get('mode')} · {versions}"))
+    yield "sized for" if sized else "ran on", f"{report.get('device')}, {report.get('mode')} · {versions}"
+
+
+def _time(report: dict[str, Any], totals: dict[str, Any], sized: bool) -> Iterator[Fact]:
+    time_s, wall = totals.get("time_s") or 0.0, totals.get("wall_s")
     ops = totals.get("ops") or 0
-    text = f"{seconds(time_s)} in {counted(ops, 'op', count(ops))}"
-    if sized:
-        text = (
-            f"{_expected(totals)} in {counted(ops, 'op', count(ops))}"
-            if time_s
-            else f"{text} (--target predicts the time)"
-        )
-    elif wall is not None:
+    text = f"{_expected(totals) if sized and time_s else seconds(time_s)} in {counted(ops, 'op', count(ops))}"
+    if sized and not time_s:
+        text += " (--target predicts the time)"
+    elif not sized and wall is not None:
         text += f" · whole run {seconds(wall)}{_mostly(report)}"
-    facts.append(("time", text))
+    yield "time", text
     waits, said = report.get("waits") or {}, {row["id"] for row in report.get("findings") or []}
     told = {"data_s", "workers_s"} if "data-wait" in said else set()
     waited = {what: waits.get(key) or 0.0 for key, what in _WAITS.items() if key not in told}
     spent = [f"{seconds(long)}{f' ({100 * long / time_s:.0f} %)' if time_s else ''} {what}"
              for what, long in waited.items() if long > _SHOWN * time_s]  # fmt: skip
     if spent:
-        facts.append(("of that", ", ".join(spent)))
+        yield "of that", ", ".join(spent)
     if totals.get("energy_j") and report.get("energy"):
-        facts.append(("energy", _energy(report)))
+        yield "energy", _energy(report)
+
+
+def _machine(report: dict[str, Any], totals: dict[str, Any], sized: bool) -> Iterator[Fact]:
+    """What the time leaves out, or has of the machine's own."""
+    time_s, host = totals.get("time_s") or 0.0, report.get("host") or {}
     queued = totals.get("queued_s") or 0.0
     if queued > _BUSY * time_s > 0:
         part = f"{seconds(queued)} of the time above ({100 * queued / time_s:.0f} %)"
-        facts.append(("machine", f"busy: for {part}, the program waited for a processor"))
-    here = (report.get("host") or {}).get("here_s") or 0.0
-    if sized and time_s and here > _SHOWN * time_s:
-        facts.append(("host time", _host(report["host"])))
-    elif sized and time_s and _may_hide(report, time_s):
-        least = f"{1000 * report['host']['seen_from_s']:.0f} ms"
+        yield "machine", f"busy: for {part}, the program waited for a processor"
+    if not sized or not time_s:
+        return
+    if (host.get("here_s") or 0.0) > _SHOWN * time_s:
+        yield "host time", _host(host)
+    elif _may_hide(report, time_s):
+        least = f"{1000 * host['seen_from_s']:.0f} ms"
         text = f"the program's own Python never ran for {least} between two ops; no figure includes shorter stretches"
-        facts.append(("host time", text))
-    loading = (report.get("host") or {}).get("workers_s") or 0.0
-    if sized and time_s and loading > _SHOWN * time_s:
+        yield "host time", text
+    if (loading := host.get("workers_s") or 0.0) > _SHOWN * time_s:
         text = f"at least {seconds(loading)} of the work of a DataLoader's workers, measured on this machine"
-        facts.append(("data work", f"{text}; no other figure includes it"))
-    if made_of := _patterns(report, time_s):
-        facts.append(("made of", made_of))
-    lazy = report.get("lazy")
-    if lazy:
+        yield "data work", f"{text}; no other figure includes it"
+
+
+def _composition(report: dict[str, Any], totals: dict[str, Any], sized: bool) -> Iterator[Fact]:
+    """What the time is made of, and where its operations ran."""
+    if made_of := _patterns(report, totals.get("time_s") or 0.0):
+        yield "made of", made_of
+    if lazy := report.get("lazy"):
         runs = f"{count(lazy.get('runs') or 0)} ops ran when values were read, {seconds(lazy.get('run_s'))}"
-        facts.append(("recorded", f"{runs} on {lazy.get('executor')}"))
+        yield "recorded", f"{runs} on {lazy.get('executor')}"
     threads = report.get("threads") or []
     if any(row["name"] != "main" for row in threads):
-        facts.append(("threads", _threads(threads)))
+        yield "threads", _threads(threads)
     if report.get("npu"):
-        facts.append(("on NPUs", _on_npus(report["npu"])))
+        yield "on NPUs", _on_npus(report["npu"])
     if gpu := report.get("gpu"):
-        facts.append(("NPU time" if report.get("npu") else "on GPUs", _on_gpus(gpu)))
+        yield "NPU time" if report.get("npu") else "on GPUs", _on_gpus(gpu)
+
+
+def _start(report: dict[str, Any], totals: dict[str, Any], sized: bool) -> Iterator[Fact]:
+    """What was before the time of the report, and which steps that is of."""
+    startup, steps = report.get("startup") or {}, report.get("steps") or {}
     if not sized and (parts := _startup(startup)):
         slow = _slow_imports(startup)
         apart = ", ".join(f"{seconds(spent)} {what}{slow if what == 'imports' else ''}" for what, spent in parts)
-        facts.append(("start-up", f"{apart}, not in the time above"))
-    steps = report.get("steps") or {}
-    if steps.get("count", 0) > 1:
-        times = steps.get("time_s")
-        least, usual, most = (seconds(times[name]) for name in ("min", "median", "max")) if times else ("",) * 3
-        each = f", median {usual} ({least} to {most})" if times else ""
-        if steps.get("about_s") and not report.get("generation"):
-            low, high = seconds(steps["about_low_s"]), seconds(steps["about_high_s"])
-            each = f", about {seconds(steps['about_s'])} each ({low} to {high})"
-        left_out = f", {steps['warmup']} of them left out as warm-up ({seconds(steps.get('warmup_s'))})"
-        aside = steps.get("threads_aside")
-        of_one = f" of one loop ({counted(aside, 'other thread')} left out)" if aside else ""
-        facts.append(("steps", f"{steps['count']}{of_one}{each}{left_out if steps.get('warmup') else ''}"))
-    flops = totals.get("flops") or 0
-    macs = work(totals.get("macs"), "MAC")
-    products = totals.get("product_flops")
+        yield "start-up", f"{apart}, not in the time above"
+    if steps.get("count", 0) <= 1:
+        return
+    each = ""
+    if steps.get("about_s") and not report.get("generation"):
+        low, high = seconds(steps["about_low_s"]), seconds(steps["about_high_s"])
+        each = f", about {seconds(steps['about_s'])} each ({low} to {high})"
+    elif times := steps.get("time_s"):
+        each = f", median {seconds(times['median'])} ({seconds(times['min'])} to {seconds(times['max'])})"
+    left_out = f", {steps['warmup']} of them left out as warm-up ({seconds(steps.get('warmup_s'))})"
+    aside = steps.get("threads_aside")
+    of_one = f" of one loop ({counted(aside, 'other thread')} left out)" if aside else ""
+    yield "steps", f"{steps['count']}{of_one}{each}{left_out if steps.get('warmup') else ''}"
+
+
+def _work(report: dict[str, Any], totals: dict[str, Any], sized: bool) -> Iterator[Fact]:
+    time_s, flops = totals.get("time_s") or 0.0, totals.get("flops") or 0
+    macs, products = work(totals.get("macs"), "MAC"), totals.get("product_flops")
     text = f"{work(flops, 'FLOP')} ({macs})"
     if flops and products is not None and products != flops:
         text = f"{work(flops, 'FLOP')} in all ops, {work(products, 'FLOP')} ({macs}) in products alone"
     if (timed := flops - (totals.get("host_flops") or 0)) and time_s:
         text += f" · {work(timed / time_s, 'FLOP/s')}"
-    facts.append(("work", text))
+    yield "work", text
     if totals.get("coverage") is not None:
         # Rounded down: 100 % is said only of everything.
         share = f"{int(1000 * totals['coverage']) / 10:g} %"
         unseen = [counted(row["count"], clean(row["what"])) for row in report.get("unseen") or []]
         calls = "the compute calls that genie saw" if unseen else "compute calls"
         left = f"; NOT SEEN: {', '.join(unseen)}" if unseen else ""
-        facts.append(("coverage", f"{share} of {calls} have a FLOP formula{left}"))
+        yield "coverage", f"{share} of {calls} have a FLOP formula{left}"
+
+
+def _prediction(report: dict[str, Any], totals: dict[str, Any], sized: bool) -> Iterator[Fact]:
     roofline, predicted = report.get("roofline") or {}, totals.get("predicted_s")
-    if roofline and predicted:
-        shares = ", ".join(
-            f"{100 * (roofline.get(f'{bound}_s') or 0.0) / predicted:.0f} % {bound}" for bound in _BOUNDS
-        )
-        if waiting := roofline.get("communication_s"):
-            shares += f", {100 * waiting / predicted:.0f} % communication"
-        text = f"bound by: {shares} · {roofline.get('intensity') or 0.0:.3g} FLOP/byte"
-        if not sized:
-            text = f"{seconds(predicted)} on {clean(str(roofline.get('target')))}, {text}"
-        facts.append(("predicted", text))
-        facts += _grounds(roofline)
-    if totals.get("peak_bytes"):
-        held = report.get("memory") or {"peak_bytes": totals["peak_bytes"]}
-        fits = report_memory.fit(held, sized and report.get("roofline") is not None)
-        earlier = 0 if sized else startup.get("peak_bytes", 0)  # an estimate's is that of the whole run
-        more = f" · {bytes_text(earlier)} earlier, in start-up" if earlier > held["peak_bytes"] else ""
-        facts.append(("memory", f"{fits}{more}"))
-    overhead = totals.get("overhead_s")
+    if not roofline or not predicted:
+        return
+    shares = ", ".join(f"{100 * (roofline.get(f'{bound}_s') or 0.0) / predicted:.0f} % {bound}" for bound in _BOUNDS)
+    if waiting := roofline.get("communication_s"):
+        shares += f", {100 * waiting / predicted:.0f} % communication"
+    text = f"bound by: {shares} · {roofline.get('intensity') or 0.0:.3g} FLOP/byte"
+    if not sized:
+        text = f"{seconds(predicted)} on {clean(str(roofline.get('target')))}, {text}"
+    yield "predicted", text
+    yield from _grounds(roofline)
+
+
+def _memory(report: dict[str, Any], totals: dict[str, Any], sized: bool) -> Iterator[Fact]:
+    if not totals.get("peak_bytes"):
+        return
+    held = report.get("memory") or {"peak_bytes": totals["peak_bytes"]}
+    fits = report_memory.fit(held, sized and report.get("roofline") is not None)
+    earlier = 0 if sized else (report.get("startup") or {}).get("peak_bytes", 0)  # an estimate's is of the whole run
+    more = f" · {bytes_text(earlier)} earlier, in start-up" if earlier > held["peak_bytes"] else ""
+    yield "memory", f"{fits}{more}"
+
+
+def _end(report: dict[str, Any], totals: dict[str, Any], sized: bool) -> Iterator[Fact]:
+    time_s, overhead = totals.get("time_s") or 0.0, totals.get("overhead_s")
     if overhead is not None and not sized:
         # Of what was measured: a run that is mostly imports would make any overhead look like none.
         share = f", {100 * overhead / time_s:.1f} % of the time above" if time_s else ""
-        facts.append(("overhead", f"{seconds(overhead)} of recording{share}, calibrated and subtracted"))
+        yield "overhead", f"{seconds(overhead)} of recording{share}, calibrated and subtracted"
     if report.get("interrupted"):
-        facts.append(("ended", "interrupted; the report covers what ran until then"))
+        yield "ended", "interrupted; the report covers what ran until then"
     elif report.get("exit_code"):
-        facts.append(("ended", f"with exit code {report['exit_code']}; the report covers what ran until then"))
-    canvas.facts("genie profile", target, facts)
+        yield "ended", f"with exit code {report['exit_code']}; the report covers what ran until then"
 
 
 def _patterns(report: dict[str, Any], time_s: float) -> str:

@@ -14,7 +14,7 @@ from mindtorch.base.errors import UsageError
 from mindtorch.program.program import Program
 
 from .exit_codes import BY_SIGINT, ENDS_WITH_THE_COMMAND
-from .program import ProgramCommand
+from .program_command import ProgramCommand, module_option
 
 __all__ = ["command"]
 
@@ -83,7 +83,7 @@ class WaitingCommand(ProgramCommand):
 )
 @click.option("--plan", is_flag=True, help="Show how the program's model is divided among the workers, and stop.")
 @click.option("--explain", is_flag=True, help="At the end, list the lines that waited for values from the executor.")
-@click.option("-m", "as_module", is_flag=True, help="PROGRAM is a module, as in python -m PROGRAM.")
+@module_option
 @click.argument("argument", metavar="PROGRAM")
 @click.argument("script_args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 def command(
@@ -161,10 +161,10 @@ def _plan_the_rest() -> None:
     from mindtorch.engine.execute import values
     from mindtorch.engine.remote import placing
 
-    if not placing.told(modules=True):
+    if not placing.has_planned(modules=True):
         with suppress(SystemExit):
             values.flush("plan")
-    if not placing.told():
+    if not placing.has_planned():
         click.echo("genie run: nothing to plan: the program ran no module on remote_accelerator:0", err=True)
 
 

@@ -15,7 +15,7 @@ from mindtorch.base.ranks import local_ranks
 from .closing_lines import say_whose
 from .estimate_output import numbers_marked
 from .iteration_progress import HowFar, Iterations
-from .program import torch_npu_for
+from .program_command import torch_npu_for
 
 if TYPE_CHECKING:
     from mindtorch.profile.cost.targets import Target
@@ -40,7 +40,7 @@ def estimate(
 
     chosen = None if target_name is None else targets.find(target_name)
     mindtorch._bootstrap()
-    from mindtorch.profile.estimate.changes import AROUND, changed
+    from mindtorch.profile.estimate.what_if import AROUND, changed
 
     program.estimate = True
     program.device = "cuda" if chosen is not None and chosen.key != "cpu" else None
@@ -69,8 +69,8 @@ def runner(
 ) -> Callable[[int | None], tuple[Outcome, Any, list[str]]]:
     """What runs the program as a rank, without data: what happened, the profiler, and what `changes` were made."""
     from mindtorch.profile.estimate import other_ranks
-    from mindtorch.profile.estimate.changes import AROUND, changed
     from mindtorch.profile.estimate.estimator import Estimator
+    from mindtorch.profile.estimate.what_if import AROUND, changed
 
     told = program.is_model  # it says itself when an iteration begins
     before = warmup or 0

@@ -21,7 +21,7 @@ from mindtorch.cli.render import Canvas, terminal_width
 from mindtorch.cli.report import SORT_KEYS, TABLES, View, render_report
 from mindtorch.engine.execute import values
 from mindtorch.profile import Profiler
-from mindtorch.profile.measure.run import check_iterations
+from mindtorch.profile.measure.observed_run import check_iterations
 from mindtorch.profile.report import from_file
 from mindtorch.profile.report.export import FORMATS
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Profile", "Report", "load_ipython_extension", "load_report", "profiled", "unload_ipython_extension"]
 
-_FORMATS = {each.name: each for each in FORMATS if not each.sized}  # those of estimates
+_FORMATS = {each.name: each for each in FORMATS if each.needs != "card"}  # those of estimates
 _FRAMES = {name: f"{name}s" for name in (*TABLES, "part", "finding", "pattern")}
 
 _OPTIONS = [name for name in inspect.signature(Profiler).parameters if name not in ("whole", "begun_ns")]

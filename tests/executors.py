@@ -33,7 +33,7 @@ def using(executor: AnExecutor) -> Iterator[AnExecutor]:
 def greeted(**given: Any) -> Worker:
     """A worker that has had its hello."""
     worker = Worker(**given)
-    worker.handle(dumps([("hello", tuple(hello.here()))]))
+    worker.handle(dumps([("hello", tuple(hello.this_side()))]))
     return worker
 
 

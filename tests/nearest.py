@@ -146,7 +146,7 @@ NEAREST = {
     " remote/test_loopback.py"
     " remote/test_messages.py remote/test_no_memory.py remote/test_operators.py",
     "engine/remote/cuts.py": "remote/test_cut_numbers.py remote/test_cuts.py remote/test_placing.py",
-    "engine/remote/homes.py": "remote/test_homes.py remote/test_division.py remote/test_placing.py",
+    "engine/remote/storage_homes.py": "remote/test_homes.py remote/test_division.py remote/test_placing.py",
     "engine/remote/pricing.py": "remote/test_cut_numbers.py remote/test_repeated.py remote/test_cuts.py"
     " remote/test_same_plans.py",
     "engine/remote/division.py": "remote/test_division.py remote/test_placing.py",

@@ -51,7 +51,6 @@ ONLY_IN = {
 
 # Modules of one name: one subject, of which the package or folder says which part. All others have names of their own.
 ONE_SUBJECT = {
-    "attention": "the fused function in torch's place, the pattern of blocks that compute it",
     "calibrate": "measuring the machine, the command that does",
     "check": "what is asked beforehand: of a program by a command, of calls by an executor elsewhere",
     "product": "shapes of matrix products, how long they run",
@@ -63,8 +62,6 @@ ONE_SUBJECT = {
     "graph": "the graph, the command that shows it",
     "hook": "functions in torch's place, the list of them",
     "intercept": "the compiled recorder, what it asks Python",
-    "program": "the user's program, its options on the command line",
-    "run": "what a profile keeps of a run, the command that runs a program elsewhere",
     "tensor": "the classes of tensors by device",
     "worker": "what answers an executor's messages, the command that starts a machine for such",
 }

@@ -308,7 +308,7 @@ def test_L13_passes_of_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
             "copy elimination",
         ]
         by_default = {IN_PLACE, "recompute"}
-        by_default |= {DIRECT} if torch_facts.known() else set()
+        by_default |= {DIRECT} if torch_facts.is_tested() else set()
         by_default |= {NATIVE} if torch_facts.native_calls_made() else set()
         assert {each.name for each in passes.known_passes() if each.on} == by_default
     finally:

@@ -13,18 +13,15 @@ class Format(NamedTuple):
     """What a command can write.
 
     name: of its option, without the dashes; help: of that. begins: how its files begin, a pattern: they are replaced
-    as ours. write: takes what there is, then a path; what it gives is said to the user. measured: of times, which
-    estimates do not have; timed: measured ones, or a target's. sized: of the memory of a target's device, which only
-    estimates have. binary: no text.
+    as ours. write: takes what there is, then a path; what it gives is said to the user. needs: a ``measured`` run;
+    ``times``, measured or a target's; or a ``card``, a target's, whose memory only estimates have. binary: no text.
     """
 
     name: str
     help: str
     begins: bytes
     write: Callable[..., str | None]
-    measured: bool = False
-    timed: bool = False
-    sized: bool = False
+    needs: str = ""
     binary: bool = False
 
 

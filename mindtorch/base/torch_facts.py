@@ -48,7 +48,7 @@ def release() -> str:
     return number.rpartition(".")[0] if number.replace(".", "").isdigit() else number
 
 
-def known() -> bool:
+def is_tested() -> bool:
     """Is it one whose names `tests/test_torch_facts.py` was run with?"""
     return release() in RELEASES
 
@@ -59,7 +59,7 @@ def check() -> None:
     if _checked:
         return
     _checked = True
-    proving = not known()
+    proving = not is_tested()
     for fact in FACTS:
         owner, name = _owner(fact.name)
         found = getattr(owner, name, _MISSING)
@@ -275,7 +275,7 @@ def native_calls_made() -> bool:
     from .._ext import native_calls, native_views
 
     catching = _catching()
-    if catching is None or not known():
+    if catching is None or not is_tested():
         return False
     found = native_views.facts(torch.zeros(2, 3, device="cpu"))
     functions = catching.start(exported("aoti_torch_delete_tensor_object"))

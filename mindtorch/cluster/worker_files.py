@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..engine.remote.mirrors import view
-from ..engine.remote.results import contents
+from ..engine.remote.results import whole_bytes
 from ..engine.remote.wire import Reference, dumps, loads
 
 __all__ = ["put_aside", "put_together", "read", "taken_apart", "write"]
@@ -89,5 +89,5 @@ def put_aside(value: Any, first: int, parcels: Parcels) -> tuple[bytes, list[int
     plain = [t.detach().cpu().resolve_conj().resolve_neg().contiguous() for t in found]
     for number, t in enumerate(plain, first):
         whole = t.clone() if t.untyped_storage().nbytes() != t.nbytes else t
-        parcels[number] = contents(view(whole.untyped_storage(), torch.uint8, (t.nbytes,), (1,), 0))
+        parcels[number] = whole_bytes(view(whole.untyped_storage(), torch.uint8, (t.nbytes,), (1,), 0))
     return bytes(dumps((tree, [(t.dtype, tuple(t.shape)) for t in plain]))), [t.nbytes for t in plain]

@@ -114,7 +114,7 @@ class Box:
         return [_short(line) for line in [*found, " · ".join(facts), *notes] if line]
 
 
-def inside(root: Box) -> list[Box]:
+def pre_order(root: Box) -> list[Box]:
     """It and all within, each before what is in it."""
     order: list[Box] = []
     todo = [root]
@@ -140,7 +140,7 @@ class _Boxes:
         self.made: dict[Item, Box] = {}
         self._grow()
         self._name_patterns()
-        for box in inside(self.root):
+        for box in pre_order(self.root):
             _split(box)
         self._connect()
         self._count()
@@ -248,7 +248,7 @@ class _Boxes:
 
     # ---- edges -------------------------------------------------------------------------------------------------------
     def _connect(self) -> None:
-        numbers = {child: i for box in inside(self.root) for i, child in enumerate(box.children)}
+        numbers = {child: i for box in pre_order(self.root) for i, child in enumerate(box.children)}
         gives: dict[Box, int] = {}  # the last of its nodes that is read elsewhere
         for edge, reads in self.drawing.edges().items():
             if edge.source not in self.drawing.items or edge.target not in self.drawing.items:
@@ -271,7 +271,7 @@ class _Boxes:
                     before[-1].edges[numbers[before[-2]], numbers[after[-2]]] += len(outputs)
                 for box in before[:-1]:
                     gives[box] = max(gives.get(box, -1), edge.source)
-        for box in reversed(inside(self.root)):
+        for box in reversed(pre_order(self.root)):
             node = gives.get(box, box.node.id if box.node else -1)
             box.result = next(iter(self.graph.nodes[node].outputs), None) if node >= 0 else None
             if node < 0 and box.children:
@@ -311,7 +311,7 @@ class _Boxes:
             if node.id not in hidden:
                 around = home.parent if home.kind == "op" and home.parent is not None else home
                 homes |= {source: around for source, _ in node.inputs}
-        for box in reversed(inside(self.root)):
+        for box in reversed(pre_order(self.root)):
             box.about = self._about(box)
             if box.parent is not None:
                 box.parent.nodes += box.nodes

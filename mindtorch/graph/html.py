@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.document import document
-from .boxes import Box, inside, starred
+from .boxes import Box, pre_order, starred
 from .graph import ComputationGraph
 from .picture import shown
 from .svg import grid_of
@@ -23,14 +23,14 @@ def to_html(
     root, heads = shown(graph, title, beside, **options)
     whole = " | ".join([title, *(name for name, _ in beside)])
     return document(
-        f"genie graph {whole}".strip(), contents(root, heads, whole), _VIEWER, _FILES, tool="genie graph", noun="graph",
-        searched="modules and operations",
+        f"genie graph {whole}".strip(), page_data(root, heads, whole), _VIEWER, _FILES, tool="genie graph",
+        noun="graph", searched="modules and operations",
     )  # fmt: skip
 
 
-def contents(root: Box, heads: list[str], title: str) -> dict[str, Any]:
+def page_data(root: Box, heads: list[str], title: str) -> dict[str, Any]:
     """What the page shows: all boxes, each before those in it, and where those lie."""
-    order = inside(root)
+    order = pre_order(root)
     number = {box: i for i, box in enumerate(order)}
     return {"title": title, "summary": heads, "boxes": [_box(box, number) for box in order]}
 

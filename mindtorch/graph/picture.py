@@ -10,7 +10,7 @@ from typing import Any
 
 from ..base.errors import UsageError
 from ..base.words import counted
-from .boxes import IN, OUT, Box, boxed, inside
+from .boxes import IN, OUT, Box, boxed, pre_order
 from .graph import ComputationGraph
 from .reduce import matches, module_paths, there_are
 from .structure import part_lines
@@ -64,7 +64,7 @@ def _focused(graph: ComputationGraph, root: Box, pattern: str) -> Box:
     if not wanted:
         raise UsageError(f"no module matches {pattern!r}{_near(graph, pattern)}")
     around: dict[Box, None] = {}
-    for box in inside(root):
+    for box in pre_order(root):
         if box.kind != "module" or any(up.found for up in box.above()):
             continue
         around_it = _size(box.parent)  # in between are modules whose layers have taken their names
@@ -108,7 +108,7 @@ def _near(graph: ComputationGraph, pattern: str) -> str:
 def _open(root: Box, depth: int | None) -> None:
     """Which boxes show what is in them: so many levels of modules, or as many boxes as can be looked at."""
     level = {root: 0}
-    everything = inside(root)
+    everything = pre_order(root)
     small = len(everything) <= MOST_SHOWN and not any(box.found for box in everything)
     shown: Counter[Box] = Counter()  # by phase
     phase: dict[Box, Box] = {root: root}

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..base.words import visible
-from .boxes import IN, OUT, Box, inside
+from .boxes import IN, OUT, Box, pre_order
 from .graph import ComputationGraph
 from .layered import Grid, layered
 from .picture import shown
@@ -83,7 +83,7 @@ class _Picture:
     def __init__(self, root: Box) -> None:
         self.levels: dict[Box, _Level] = {}
         self.sizes: dict[Box, tuple[float, float]] = {}
-        for box in reversed(inside(root)):
+        for box in reversed(pre_order(root)):
             if not all(up.open for up in box.above()):
                 continue
             lines = [] if box is root else box.lines()

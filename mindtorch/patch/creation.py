@@ -172,6 +172,27 @@ def _create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> An
         return func(*args, **kwargs)  # takes no device: it is where its parts are
     if index >= 0:
         tensors.on_device()
+    if (made := _of_tensors_there(func, args, kwargs, index)) is not NotImplemented:
+        return made
+    requires_grad = kwargs.pop("requires_grad", False)
+    if kwargs.pop("pin_memory", False) and mode.now.estimate is None:
+        raise RuntimeError("Only dense CPU tensors can be pinned")
+    out = None
+    layout = kwargs.get("layout")
+    if func.__name__ in RECORDED and layout in (None, torch.strided) and kwargs.get("generator") is None:
+        plain_dtype = torch.get_default_dtype()
+        if "dtype" not in kwargs and plain_dtype is not torch.float32:
+            # The default dtype is read now, as eager does, not when the segment runs.
+            with torch._C.DisableTorchFunction():
+                kwargs["dtype"] = func(*args, device="meta", **kwargs).dtype
+        out = _intercept.record_creation(_info(func), args, {**kwargs, "device": _CPU}, index)
+    if out is None:
+        out = _eager(func, args, kwargs, index)
+    return out.requires_grad_() if requires_grad else out
+
+
+def _of_tensors_there(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: int) -> Any:
+    """What an op on tensors of the device gives, where the call is one; else NotImplemented."""
     target = kwargs.get("out")
     if target is not None:
         sparse = getattr(target, "_index", None)  # of patch.sparse, which imports more than most programs need
@@ -188,31 +209,17 @@ def _create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> An
         if _core.device_index(like) != index:
             like = meta.relocate(like.detach(), device_at(index))
         return func(like, *args[1:], **kwargs)
-    if index >= 0:
-        eager.check_generator(kwargs.get("generator"))
-    if index >= 0 and func.__name__.startswith("sparse_"):
-        parts = list(arguments.tensors_in([*args, *kwargs.values()]))
-        if any(_core.get_handle(t) is not None and _core.device_index(t) == index for t in parts):
-            args = tuple(_moved(a, index) for a in args)
-            kwargs = {name: _moved(a, index) for name, a in kwargs.items()}
-            if func.__name__ == "sparse_coo_tensor":
-                args, kwargs = with_size(args, kwargs)
-            return func(*args, **kwargs)  # of what is there already: it shares their memory
-    requires_grad = kwargs.pop("requires_grad", False)
-    if kwargs.pop("pin_memory", False) and mode.now.estimate is None:
-        raise RuntimeError("Only dense CPU tensors can be pinned")
-    out = None
-    layout = kwargs.get("layout")
-    if func.__name__ in RECORDED and layout in (None, torch.strided) and kwargs.get("generator") is None:
-        plain_dtype = torch.get_default_dtype()
-        if "dtype" not in kwargs and plain_dtype is not torch.float32:
-            # The default dtype is read now, as eager does, not when the segment runs.
-            with torch._C.DisableTorchFunction():
-                kwargs["dtype"] = func(*args, device="meta", **kwargs).dtype
-        out = _intercept.record_creation(_info(func), args, {**kwargs, "device": _CPU}, index)
-    if out is None:
-        out = _eager(func, args, kwargs, index)
-    return out.requires_grad_() if requires_grad else out
+    if index < 0:
+        return NotImplemented
+    eager.check_generator(kwargs.get("generator"))
+    parts = list(arguments.tensors_in([*args, *kwargs.values()])) if func.__name__.startswith("sparse_") else ()
+    if not any(_core.get_handle(t) is not None and _core.device_index(t) == index for t in parts):
+        return NotImplemented
+    args = tuple(_moved(a, index) for a in args)
+    kwargs = {name: _moved(a, index) for name, a in kwargs.items()}
+    if func.__name__ == "sparse_coo_tensor":
+        args, kwargs = with_size(args, kwargs)
+    return func(*args, **kwargs)  # of what is there already: it shares their memory
 
 
 def _moved(a: Any, index: int) -> Any:

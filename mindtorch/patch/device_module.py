@@ -330,109 +330,51 @@ DeviceModule.device = _Chosen  # type: ignore[attr-defined]
 DeviceModule.device_of = _DeviceOf  # type: ignore[attr-defined]
 
 
-def _refused() -> dict[str, str]:
-    memory = "expected recordings that run on CUDA, got the CPU, where torch counts no memory: see genie profile"
-    graphs = "this device records by itself and has no CUDA graphs"
-    allocator = "memory is the executor's: torch's allocators on the CPU or CUDA hand it out"
-    driver = "there is no driver of this device's own to ask"
-    found = dict.fromkeys(
-        (
-            "memory_allocated",
-            "max_memory_allocated",
-            "memory_reserved",
-            "max_memory_reserved",
-            "memory_cached",
-            "max_memory_cached",
-            "memory_stats",
-            "memory_stats_as_nested_dict",
-            "memory_summary",
-            "memory_snapshot",
-            "memory_usage",
-            "device_memory_used",
-            "reset_peak_memory_stats",
-            "reset_max_memory_allocated",
-            "reset_max_memory_cached",
-            "reset_accumulated_memory_stats",
-            "host_memory_stats",
-            "host_memory_stats_as_nested_dict",
-            "reset_accumulated_host_memory_stats",
-            "reset_peak_host_memory_stats",
-        ),
-        memory,
-    )
-    found |= dict.fromkeys(("CUDAGraph", "graph", "graph_pool_handle", "make_graphed_callables"), graphs)
-    found |= dict.fromkeys(("export_dot", "export_graph_data"), graphs)  # since torch 2.14 and 2.15
-    found |= dict.fromkeys(
-        (
-            "caching_allocator_alloc",
-            "caching_allocator_delete",
-            "caching_allocator_enable",
-            "caching_allocator_disabled",
-            "change_current_allocator",
-            "CUDAPluggableAllocator",
-            "MemPool",
-            "use_mem_pool",
-            "get_allocator_backend",
-            "get_per_process_memory_fraction",
-            "set_per_process_memory_fraction",
-        ),
-        allocator,
-    )
-    found |= dict.fromkeys(
-        (
-            "clock_rate",
-            "power_draw",
-            "temperature",
-            "utilization",
-            "list_gpu_processes",
-            "cudart",
-            "check_error",
-            "current_blas_handle",
-            "current_solver_handle",
-            "ExternalStream",
-            "get_stream_from_external",
-            "GreenContext",
-        ),
-        driver,
-    )
-    return found
-
-
-REFUSED = _refused()
+#: Names of torch.cuda that this device has not, and why.
+REFUSED = {
+    name: reason
+    for reason, names in {
+        "expected recordings that run on CUDA, got the CPU, where torch counts no memory: see genie profile": """
+            memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_cached
+            max_memory_cached memory_stats memory_stats_as_nested_dict memory_summary memory_snapshot memory_usage
+            device_memory_used reset_peak_memory_stats reset_max_memory_allocated reset_max_memory_cached
+            reset_accumulated_memory_stats host_memory_stats host_memory_stats_as_nested_dict
+            reset_accumulated_host_memory_stats reset_peak_host_memory_stats
+        """,
+        "this device records by itself and has no CUDA graphs": """
+            CUDAGraph graph graph_pool_handle make_graphed_callables export_dot export_graph_data
+        """,
+        "memory is the executor's: torch's allocators on the CPU or CUDA hand it out": """
+            caching_allocator_alloc caching_allocator_delete caching_allocator_enable caching_allocator_disabled
+            change_current_allocator CUDAPluggableAllocator MemPool use_mem_pool get_allocator_backend
+            get_per_process_memory_fraction set_per_process_memory_fraction
+        """,
+        "there is no driver of this device's own to ask": """
+            clock_rate power_draw temperature utilization list_gpu_processes cudart check_error current_blas_handle
+            current_solver_handle ExternalStream get_stream_from_external GreenContext
+        """,
+    }.items()
+    for name in names.split()
+}
 _COUNTED = frozenset(name for name in REFUSED if "memory" in name and "fraction" not in name)
 #: Of torch.cuda's public names, those that this device has no use for.
 NOT_APPLICABLE = frozenset(
-    {
+    [
         # Old tensor types: torch.Tensor with a dtype takes their place.
         *(
             f"{kind}{what}"
             for what in ("Storage", "Tensor")
             for kind in ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short")
         ),
-        "ComplexDoubleStorage",
-        "ComplexFloatStorage",
+        *("ComplexDoubleStorage", "ComplexFloatStorage"),
         # CUDA's own errors, libraries, builds and tools.
-        "CudaError",
-        "DeferredCudaCallError",
-        "cudaStatus",
-        "has_half",
-        "has_magma",
-        "jiterator",
-        "nccl",
-        "nvtx",
-        "profiler",
-        "sparse",
-        "tunable",
+        *("CudaError", "DeferredCudaCallError", "cudaStatus", "has_half", "has_magma", "jiterator", "nccl", "nvtx"),
+        *("profiler", "sparse", "tunable"),
         # Submodules whose functions are here, or that do not apply; autocast is torch.autocast's.
-        "amp",
-        "graph_annotations",
-        "graphs",
-        "memory",
-        "random",
-        "streams",
+        *("amp", "graph_annotations", "graphs", "memory", "random", "streams"),
         # One torch.Generator per device: torch.remote_accelerator.get_rng_state() and manual_seed() stand for it.
         "default_generators",
-    }
+    ]
 )
 
 

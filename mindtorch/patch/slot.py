@@ -24,7 +24,7 @@ from ..engine.execute import tensors, values
 from ..engine.tensor import classes
 from ..npu import subclasses
 from ..npu.tensor import is_npu
-from . import attention, dispatch_modes, files, generators, held, meshes, torch_accelerator
+from . import dispatch_modes, files, flex_attention, generators, held, meshes, torch_accelerator
 from .device_module import DeviceModule
 
 __all__ = ["claim", "claim_npu", "claimed", "module", "watch"]
@@ -41,7 +41,7 @@ def watch() -> None:
     asked = _hooks.ConstructorHook(_asked)
     held.put((torch._C, name, asked) for name in ("device", "Generator", "Stream", "Event", "TensorBase"))
     held.put_when_loaded("safetensors", lambda safetensors: [(safetensors, "safe_open", asked)])
-    held.put_when_loaded("torch.nn.attention.flex_attention", attention.patches)
+    held.put_when_loaded("torch.nn.attention.flex_attention", flex_attention.patches)
     held.put_when_loaded("torch.distributed.fsdp", meshes.of_fsdp)
     held.after(import_hooks.forget)
     tensors.set_claim(claim)

@@ -27,7 +27,7 @@ from ..devices.places import where
 from ..engine.execute import values
 from ..engine.record.unwrapping import tracing_mode
 from ..npu.tensor import is_npu
-from . import attention
+from . import flex_attention
 from .module_moves import is_opaque
 
 __all__ = ["held_by", "not_saved", "not_traced", "of_dynamo", "of_make_fx", "patches"]
@@ -130,7 +130,7 @@ def _compiling(original: Callable[..., Any]) -> Any:
 
 def _unless_ours(compiled: Callable[..., Any]) -> Callable[..., Any]:
     """What torch's flex_attention compiles by itself: a whole graph, which calls on tensors of ours are no part of."""
-    return lambda *args: (attention.run if is_opaque(args[0]) else compiled)(*args)
+    return lambda *args: (flex_attention.run if is_opaque(args[0]) else compiled)(*args)
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from mindtorch.cli import advice
 from mindtorch.cli.main import cli
-from mindtorch.profile.estimate import changes
+from mindtorch.profile.estimate import what_if
 
 TRAINING = """
     import torch
@@ -100,7 +100,7 @@ def totals(*args: str) -> dict[str, Any]:
 
 
 def test_C4_every_change_has_a_name_and_is_made() -> None:
-    assert set(advice.CHANGES) == {*changes._MAKERS, "half-seq"}
+    assert set(advice.CHANGES) == {*what_if._MAKERS, "half-seq"}
     assert set(WRITTEN) == set(advice.CHANGES) - {"half-seq", "tf32", "expandable-segments"}
 
 
@@ -136,7 +136,7 @@ def test_C4_what_if_tf32_puts_back_what_a_program_said_in_newer_words(
     monkeypatch.setitem(torch.backends.flags_frozen.__globals__, "__allow_nonbracketed_mutation_flag", True)
     torch.backends.cudnn.conv.fp32_precision = "ieee"
     torch.backends.cuda.matmul.fp32_precision = "tf32"  # torch has no older word for both together
-    with changes.changed(["tf32"]):
+    with what_if.changed(["tf32"]):
         assert torch.get_float32_matmul_precision() == "high"
     assert torch.backends.cuda.matmul.fp32_precision == "tf32" and torch.backends.cudnn.conv.fp32_precision == "ieee"
 
@@ -163,7 +163,7 @@ def test_C4_changes_of_a_configuration_and_of_the_environment(monkeypatch: pytes
     sizes = ["--batch", "4", "--seq", "64"]
     found = totals("--what-if", "half-batch", "--what-if", "half-seq", *sizes, "config.json")["workload"]
     assert (found["batch"], found["seq"]) == (2, 32)
-    with changes.changed(["expandable-segments"]):
+    with what_if.changed(["expandable-segments"]):
         assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64,expandable_segments:True"
     assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64,expandable_segments:False"
 
@@ -190,8 +190,8 @@ def test_C4_advice_is_computed_for_a_program_that_does_not_fit(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        (["--advise", "plain.py"], "are for an estimate: add --device meta or --target NAME"),
-        (["--what-if", "bf16", "plain.py"], "are for an estimate: add --device meta or --target NAME"),
+        (["--advise", "plain.py"], "is for an estimate: add --device meta or --target NAME"),
+        (["--what-if", "bf16", "plain.py"], "is for an estimate: add --device meta or --target NAME"),
         (["--target", "h100", "--what-if", "nothing", "plain.py"], "'nothing' is not one of 'bf16'"),
         (["--target", "h100", "--what-if", "half-seq", "plain.py"], "is for a config.json"),
     ],

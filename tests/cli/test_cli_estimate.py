@@ -87,6 +87,15 @@ def test_C4_a_script_for_cuda_is_estimated_unchanged(here: Path) -> None:
     assert max(map(len, result.output.splitlines())) <= 80
 
 
+def test_C2_next_commands_run_what_ran(here: Path) -> None:
+    """They left out how many iterations, and which change."""
+    given = "--steps 2 --warmup 0 --target l4 --assume 0.5 --what-if bf16 --what-if half-batch"
+    result = genie(*given.split(), "train.py")
+    assert result.exit_code == 0, result.output
+    following = " ".join(result.stdout.partition("\nNext")[2].replace("\\\n", " ").split())
+    assert following.count("genie profile --") == following.count(f" {given} train.py") >= 2
+
+
 @pytest.mark.parametrize("made", ["1 / x", "math.log10(1 / x)", "math.log(x)", "x ** -0.5", "1 / (1 - x)"])
 @pytest.mark.parametrize("read", ["x.item()", "float(x)", "x.tolist()", "x.cpu().numpy().item()", "x.half().item()"])
 def test_C4_an_estimate_goes_on_after_arithmetic_with_what_nobody_knows(here: Path, made: str, read: str) -> None:
@@ -167,8 +176,8 @@ def test_C4_the_405_billion_parameter_model(here: Path) -> None:
         (["--target", "h1000", "plain.py"], "expected one of h100, h200"),
         (["--target", "missing.toml", "plain.py"], "cannot read missing.toml"),
         (["--target", "bad.toml", "plain.py"], "expected a number for memory_bytes"),
-        (["--target", "l4", "--trace", "x", "plain.py"], "--trace shows measured times"),
-        (["--target", "l4", "--predict", "l4", "plain.py"], "--target already predicts"),
+        (["--target", "l4", "--trace", "x", "plain.py"], "--trace is for a measured run"),
+        (["--target", "l4", "--predict", "l4", "plain.py"], "--predict is for a measured run"),
         (["--assume", "1", "plain.py"], "add --device meta or --target"),
         (["--device", "cuda", "plain.py"], "'cuda' is not 'meta'"),
         (["--target", "l4", "--seq", "8", "plain.py"], "--seq"),

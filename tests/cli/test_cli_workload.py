@@ -55,7 +55,7 @@ def test_C1_prefill_decode_and_training_of_a_configuration(here):
     text = " ".join(result.stdout.replace("│", " ").replace("\\\n", " ").split())
     for words in ("2 × 12 tokens, then 3 decoded; a training step, bfloat16", "tokens/s, ", "cache 3.75 KiB at the end",
                   "256 B more a step", "optimizer AdamW (fused), gradients 47.6 KiB, state 95.2 KiB",
-                  "--seq 12 --batch 2 --decode 3 --dtype bfloat16 --train"):  # fmt: skip
+                  "--seq 12 --batch 2 --decode 3 --train --dtype bfloat16"):  # fmt: skip
         assert words in text, words
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert "phase,prefill" in (here / "out.csv").read_text() and '"name":"decode"' in (here / "out.trace").read_text()

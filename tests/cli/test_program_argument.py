@@ -6,15 +6,15 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from mindtorch.cli.program import ProgramCommand, program_arguments
+from mindtorch.cli.program_command import ProgramCommand, program_arguments
 
 
 @click.command(cls=ProgramCommand)
 @click.option("--top", type=int)
 @click.option("--flag", is_flag=True)
 @program_arguments
-def command(**values):
-    click.echo(repr((values["argument"], values["script_args"], values["top"], values["flag"], values["inputs"])))
+def command(words, top, flag):
+    click.echo(repr((words.argument, words.script_args, top, flag, words.inputs)))
 
 
 @pytest.mark.parametrize(

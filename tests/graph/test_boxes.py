@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from mindtorch.base.errors import UsageError
 from mindtorch.graph import ComputationGraph, capture
-from mindtorch.graph.boxes import IN, MOST_CHILDREN, OUT, Box, inside
+from mindtorch.graph.boxes import IN, MOST_CHILDREN, OUT, Box, pre_order
 from mindtorch.graph.patterns.attention import Attention as Attention_
 from mindtorch.graph.picture import boxes, shown
 
@@ -136,7 +136,7 @@ def test_C6_of_ops_in_a_row_only_those_that_do_the_same_are_counted_together(add
 def test_C6_every_node_is_in_one_box_and_counts_sum_to_the_graphs(graph, init):
     root = boxes(graph, init=init)
     assert sorted(root.nodes) == list(range(len(graph))), "each once"
-    for box in inside(root):
+    for box in pre_order(root):
         within = [node for child in box.children for node in child.nodes]
         assert len(set(within)) == len(within) and set(within) <= set(box.nodes)
         own = set(box.nodes) - set(within)
@@ -151,7 +151,7 @@ def test_C6_every_node_is_in_one_box_and_counts_sum_to_the_graphs(graph, init):
 
 
 def test_C6_edges_of_a_box_go_between_its_children_and_onwards(graph):
-    for box in inside(boxes(graph)):
+    for box in pre_order(boxes(graph)):
         for source, target in box.edges:
             assert source == IN or 0 <= source < len(box.children)
             assert target == OUT or 0 <= target < len(box.children)
@@ -160,7 +160,7 @@ def test_C6_edges_of_a_box_go_between_its_children_and_onwards(graph):
 
 def named(root: Box, path: str, phase: str = "forward") -> Box:
     """The box of a module."""
-    (found,) = [box for box in inside(root) if box.kind == "module" and box.path == path
+    (found,) = [box for box in pre_order(root) if box.kind == "module" and box.path == path
                 and any(up.name == phase for up in box.above())]  # fmt: skip
     return found
 
@@ -172,7 +172,7 @@ def test_C6_boxes_say_what_patterns_compute_and_how_often():
     assert layer.lines()[0] == "h.0 … h.11  12 × Block" and layer.times == 12 and layer.ops == 12 * (layer.ops // 12)
     assert named(root, "Transformer.h.0.attn").lines()[:2] == ["attn  Attention", "attention 12 ×"]
     assert named(root, "Transformer.h.0.norm").lines()[:2] == ["norm  LayerNorm", "normalization 12 ×"]
-    (gathered,) = [box for box in inside(root) if box.kind == "pattern"]
+    (gathered,) = [box for box in pre_order(root) if box.kind == "pattern"]
     assert gathered.parent is layer and gathered.lines()[0] == "feed-forward 12 ×"
     assert [child.name for child in gathered.children] == ["up", "gelu", "down"]
     names = [child.name for child in layer.children]
@@ -220,7 +220,7 @@ def test_C6_a_sequential_that_a_pattern_covers_keeps_its_name():
     mlp = named(root, "Sequential.0.mlp")
     assert mlp.lines()[:2] == ["mlp  Sequential", "feed-forward 3 ×"]
     assert [child.name for child in mlp.children] == ["mlp.0", "mlp.1", "mlp.2"] and mlp.ops == 15
-    (part,) = [box for box in inside(root) if box.kind == "pattern"]
+    (part,) = [box for box in pre_order(root) if box.kind == "pattern"]
     assert part.lines()[0] == "feed-forward 3 ×" and part.path == "Sequential.0", "of `more` it is a part only"
     assert [child.name for child in part.children] == ["more.1", "more.2", "more.3"]
 
@@ -229,7 +229,7 @@ def test_C6_a_sequential_that_a_pattern_covers_keeps_its_name():
     ("Sequential.0.mlp", ["mlp"]), ("*.mlp.1", ["mlp.1"]), ("*.more", ["more.0", "more.1", "more.2", "more.3"]),
 ])  # fmt: skip
 def test_C6_focus_finds_modules_whose_layers_have_taken_their_name(pattern, found):
-    shown_boxes = inside(boxes(listed(), focus=pattern))
+    shown_boxes = pre_order(boxes(listed(), focus=pattern))
     assert [box.name for box in shown_boxes if box.found and box.kind == "module"] == found
     assert all(box.open for box in shown_boxes if box.found)
 
@@ -252,8 +252,8 @@ def test_C6_graphs_side_by_side_are_each_as_it_is_alone():
         assert box.open and lines[0] == name and lines[1].startswith(f"{graph.count('op'):,} ops · ")
         assert not alone.name or alone.name in lines
         assert any(line.startswith("left out: ") for line in lines) == (name == "c.py")
-        assert [(each.lines(), each.open) for each in inside(box)[1:]] == [
-            (each.lines(), each.open) for each in inside(alone)[1:]
+        assert [(each.lines(), each.open) for each in pre_order(box)[1:]] == [
+            (each.lines(), each.open) for each in pre_order(alone)[1:]
         ]
 
 
@@ -265,7 +265,7 @@ def test_C6_graphs_side_by_side_say_which_has_no_such_module():
 def test_C6_a_graph_that_was_json_has_the_same_boxes():
     for graph in (transformer(), training()):
         again = ComputationGraph.from_dict(json.loads(graph.to_json()))
-        assert [box.lines() for box in inside(boxes(again))] == [box.lines() for box in inside(boxes(graph))]
+        assert [box.lines() for box in pre_order(boxes(again))] == [box.lines() for box in pre_order(boxes(graph))]
 
 
 def test_C6_a_module_that_is_called_attention_and_is_none_is_not_named_so():
@@ -275,14 +275,14 @@ def test_C6_a_module_that_is_called_attention_and_is_none_is_not_named_so():
 
     with capture() as graph:
         Attention()(torch.randn(3, 5, 5))
-    assert not [box for box in inside(boxes(graph)) if box.pattern]
+    assert not [box for box in pre_order(boxes(graph)) if box.pattern]
 
 
 def test_C6_depth_says_which_modules_are_open():
     graph = transformer()
     for depth, names in ((0, []), (1, ["Transformer"]), (2, ["Transformer", "h.0 … h.11"])):
         found = [
-            box.name for box in inside(boxes(graph, depth=depth)) if box.open and box.kind in ("module", "pattern")
+            box.name for box in pre_order(boxes(graph, depth=depth)) if box.open and box.kind in ("module", "pattern")
         ]
         assert found == names
 
@@ -345,7 +345,7 @@ def test_C6_initialization_is_one_line_in_text_and_one_box_in_pictures():
     for text in (graph.to_text(init=True), graph.to_dot(init=True)):
         assert "initialization" not in text and "uniform_" in text
     assert "uniform_" not in graph.to_text() + graph.to_dot()
-    assert all(box.kind != "initialization" for box in inside(boxes(graph, init=True)))
+    assert all(box.kind != "initialization" for box in pre_order(boxes(graph, init=True)))
     assert "9 more parameters and buffers are made" in graph.to_text(init=True)
     assert graph.to_dict() == ComputationGraph.from_dict(graph.to_dict()).to_dict(), "JSON has all"
 

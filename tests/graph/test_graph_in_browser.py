@@ -6,7 +6,7 @@ from pathlib import Path
 
 from test_boxes import transformer
 
-from mindtorch.graph.boxes import inside
+from mindtorch.graph.boxes import pre_order
 from mindtorch.graph.picture import boxes
 from tests.browsing import DRAWN, needs_browser, shown
 
@@ -57,7 +57,7 @@ def test_C6_page_opens_closes_and_finds_boxes(tmp_path: Path) -> None:
     (tmp_path / "p.html").write_text(graph.to_html(title="model.py"))
     found, complaints = shown(tmp_path / "p.html", DOES)
     assert complaints == []
-    at_first = [box.lines()[0] for box in inside(boxes(graph))[1:] if all(up.open for up in box.above())]
+    at_first = [box.lines()[0] for box in pre_order(boxes(graph))[1:] if all(up.open for up in box.above())]
     assert found["first"] == at_first
     assert found["closed"] == [name for name in at_first if name not in ("norm  LayerNorm", "attn  Attention", "add",
                                                                      "feed-forward 12 ×")]  # fmt: skip

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from mindtorch.graph import ComputationGraph, capture
-from mindtorch.graph.boxes import inside
+from mindtorch.graph.boxes import pre_order
 from mindtorch.graph.dot import Drawing
 from mindtorch.graph.fold import fold
 from mindtorch.graph.picture import boxes
@@ -136,4 +136,8 @@ def test_C6_an_attention_is_one_though_only_the_last_step_shows_all_of_it() -> N
             ids = logits[:, -1:].argmax(-1)
     root = boxes(graph)
     assert "attention 1 ×" in root.name
-    assert [box.pattern.times for box in inside(root) if box.pattern and box.pattern.name == "attention"] == [1, 1, 8]
+    assert [box.pattern.times for box in pre_order(root) if box.pattern and box.pattern.name == "attention"] == [
+        1,
+        1,
+        8,
+    ]

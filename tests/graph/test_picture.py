@@ -14,7 +14,7 @@ from test_boxes import PROGRAMS, transformer, unequal
 from torch import nn
 
 from mindtorch.graph import ComputationGraph, capture
-from mindtorch.graph.boxes import inside
+from mindtorch.graph.boxes import pre_order
 from mindtorch.graph.picture import boxes
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -96,7 +96,7 @@ def graph(request: pytest.FixtureRequest) -> ComputationGraph:
 @pytest.mark.parametrize("options", [{}, {"init": True}, {"depth": 0}, {"depth": 9}], ids=str)
 def test_C6_svg_has_every_box_in_a_place_of_its_own(graph, options):
     text = graph.to_svg(**options)
-    shown = [box for box in inside(boxes(graph, **options))[1:] if all(up.open for up in box.above())]
+    shown = [box for box in pre_order(boxes(graph, **options))[1:] if all(up.open for up in box.above())]
     assert check(text) == len(shown)
     assert "http" not in text.replace('xmlns="http://www.w3.org/2000/svg"', "")
 
@@ -181,7 +181,7 @@ def test_C6_pictures_make_no_markup_of_what_the_program_calls_things():
     model = Evil()
     with capture() as graph:
         model(torch.ones(1, 2))
-    assert check(graph.to_svg(depth=9)) == len(inside(boxes(graph))) - 1
+    assert check(graph.to_svg(depth=9)) == len(pre_order(boxes(graph))) - 1
     markup = Markup(graph.to_html(title=" ".join(EVIL)))
     assert [tag for tag, _ in markup.tags if tag in ("script", "b", "title", "style")] == [
         "title", "style", "script", "script",
@@ -203,7 +203,7 @@ def test_C6_page_has_every_box_and_asks_nobody_for_anything(graph):
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|new Function", script)
     (policy,) = [tags["content"] for tag, tags in markup.tags if tag == "meta" and "http-equiv" in tags]
     assert policy is not None and policy.startswith("default-src 'none'; ")
-    found, order = json.loads(data), inside(boxes(graph))
+    found, order = json.loads(data), pre_order(boxes(graph))
     assert len(found["boxes"]) == len(order) and found["title"] == "model.py"
     for entry, box in zip(found["boxes"], order, strict=True):
         assert [order[child] for child in entry.get("children", [])] == box.children

@@ -17,7 +17,7 @@ from mindtorch.profile.estimate.estimator import Estimator
 from mindtorch.profile.report import columns, phase_parts
 from mindtorch.profile.report.columns import REST
 from mindtorch.profile.report.export import write_csv
-from mindtorch.profile.report.page import contents, page
+from mindtorch.profile.report.page import page, page_data
 
 HOW = {"measured": lambda: Profiler(whole=True), "estimated": lambda: Estimator(target=targets.find("h100"))}
 
@@ -394,7 +394,7 @@ def test_C2_parts_are_in_the_text_the_json_the_csv_and_the_page(tmp_path):
     assert [row["name"] for row in rows] == [f"{phase}: {name}" for phase, name in names]
     assert [float(row["self_s"]) for row in rows] == [row["time_s"] for row in found["parts"]]
 
-    assert contents(found, seen.recording())["report"]["parts"] == json.loads(json.dumps(found["parts"]))
+    assert page_data(found, seen.recording())["report"]["parts"] == json.loads(json.dumps(found["parts"]))
     assert "partsTable()" in page(found, seen.recording())
 
 

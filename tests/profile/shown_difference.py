@@ -12,7 +12,7 @@ from mindtorch.profile.report import difference_page
 
 def shown_adds_up(found: dict[str, Any]) -> dict[str, Any]:
     """What a page shows: its flame graph has all of both runs, its tables all that differs."""
-    shown = difference_page.contents(found)
+    shown = difference_page.page_data(found)
     flame, totals = shown["flame"], found["totals"]
     sides = ("before", "after")
     for name in ("flops", "bytes", "ops", "params", *(["time"] if found["mode"] == "estimate" else [])):

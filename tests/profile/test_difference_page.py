@@ -29,7 +29,7 @@ def test_C5_a_page_is_bounded_and_its_sums_stay(most: int, run: Run, monkeypatch
 def test_C5_a_page_has_repeated_layers_once_and_new_and_removed_modules_where_they_are(run: Run) -> None:
     text = edited(("Block(16, 100)", "Block(16, 90)"), ("nn.Tanh(), ", ""))
     found = compared(run(PROGRAM, "one"), run(text, "two"))
-    shown = difference_page.contents(found)
+    shown = difference_page.page_data(found)
     up = next(row for row in shown["modules"]["rows"] if row["module"] == "Net.blocks.0.up")
     assert up["repeated"] == 3 and up["class"] == "Linear" and up["what"] == "changed"
     assert up["figures"]["params"] == [3 * 1700, 3 * 1530]
@@ -56,7 +56,7 @@ def test_C5_layers_that_run_in_another_order_are_what_they_were(run: Run) -> Non
 
 def test_C5_a_class_with_another_name_is_said_where_nothing_else_differs(run: Run) -> None:
     text = PROGRAM.replace("Block", "Layer")
-    shown = difference_page.contents(compared(run(PROGRAM, "one"), run(text, "two")))
+    shown = difference_page.page_data(compared(run(PROGRAM, "one"), run(text, "two")))
     assert ["Net.blocks.0 Block", "Net.blocks.0 Layer"] in shown["renamed"]
     assert all(row["figures"] for row in shown["modules"]["rows"])
 
@@ -70,7 +70,7 @@ def test_C5_modules_whose_names_only_end_in_numbers_are_no_repeated_layers(run: 
     found = compared(run(before, "one"), run(after, "two"))
     most = where("flops", found)
     assert most is not None and most.times == 3  # of 3 blocks
-    shown = difference_page.contents(found)
+    shown = difference_page.page_data(found)
     names = {row["module"]: row["repeated"] for row in shown["modules"]["rows"]}
     assert names["Net.blocks.0.w1"] == names["Net.blocks.0.w3"] == 3
     assert all(row["repeated"] <= 3 for row in shown["rows"]["rows"])

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from mindtorch.profile import Profiler
-from mindtorch.profile.report.page import contents
+from mindtorch.profile.report.page import page_data
 
 Program = Callable[[], object]
 
@@ -141,7 +141,7 @@ def test_C2_without_room_for_all_storages_there_are_no_kinds_over_time() -> None
     assert profiler.collector.balance.lives() is None
     report = profiler.report()
     assert "categories" not in report["memory"]["timeline"]
-    assert contents(report, profiler.recording())["report"]["memory"]["peak_bytes"] == report["memory"]["peak_bytes"]
+    assert page_data(report, profiler.recording())["report"]["memory"]["peak_bytes"] == report["memory"]["peak_bytes"]
 
 
 def test_C2_as_many_storages_as_there_is_room_for_are_known() -> None:

@@ -295,7 +295,7 @@ def test_C2_page_names_equal_models_once_as_the_terminal_does(record):
             net(torch.ones(1, net.in_features))
 
     report, profiler = record(program)
-    found = page.contents(report, profiler.recording())["report"]["models"]
+    found = page.page_data(report, profiler.recording())["report"]["models"]
     assert [(row["name"], row["params"], row["times"]) for row in found] == [("Linear #10", 10, 1), ("Linear", 8, 9)]
     assert len(report["models"]) == 10, "JSON has each"
     script = (VIEWER / "page.js").read_text()

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from mindtorch.engine.remote import placing
-from mindtorch.engine.remote.homes import placed
 from mindtorch.engine.remote.placing import PlacingExecutor
 from mindtorch.engine.remote.pricing import roomiest
+from mindtorch.engine.remote.storage_homes import placed
 
 from ..executors import using
 from .test_placing import mlp, over, same

@@ -323,3 +323,27 @@ def test_R1_a_segment_of_a_known_form_is_no_new_plan() -> None:
             assert (torch.ones(k, device=LAZY) + 1).sum().item() == 2 * k
             assert executor.stats["plans"] == plans
         assert (torch.ones(2, device=LAZY) - 1).mean().item() == 0 and executor.stats["plans"] == 2
+
+
+def test_R1_a_call_that_runs_here_holds_no_tensor_when_it_is_over() -> None:
+    """It held copies of what it was given until garbage was collected."""
+
+    def step() -> float:
+        indices = torch.arange(1, 38)[None].to(LAZY)
+        return torch.sparse_coo_tensor(indices, x, (40,)).to_dense().sum().item()
+
+    def held() -> int:
+        return sum(isinstance(each, torch.Tensor) and each.shape[-1:] == (37,) for each in gc.get_objects())
+
+    with using(LoopbackExecutor()):
+        x = torch.rand(37).to(LAZY)
+        step()
+        gc.collect()
+        gc.disable()
+        try:
+            before = held()
+            for _ in range(5):
+                step()
+            assert held() == before
+        finally:
+            gc.enable()

@@ -140,7 +140,7 @@ def test_R4_what_the_worker_refuses_is_told_and_ends_the_session(pipe: PipeExecu
 
 
 def test_R3_sides_that_differ_part_at_once(pipe: PipeExecutor) -> None:
-    other = hello.here()._replace(torch="1.0", byteorder="big")
+    other = hello.this_side()._replace(torch="1.0", byteorder="big")
     pipe._hello.requests[0] = (("hello", tuple(other)), pipe._greeted)  # type: ignore[union-attr]
     with pytest.raises(mindtorch.MaterializationError) as failure:
         (torch.ones(3, device=LAZY) * 2).tolist()

@@ -35,7 +35,7 @@ class Worker:
         requests = loads(message)
         self.asked.append([request[0] for request in requests])
         if requests[0][0] == "hello":
-            return dumps([(tuple(hello.here()), "cpu"), *[None] * (len(requests) - 1)])
+            return dumps([(tuple(hello.this_side()), "cpu"), *[None] * (len(requests) - 1)])
         reply = dumps(self.change([None] * len(requests)))
         self.up, self.down = self.up + len(message), self.down + len(reply)
         return reply

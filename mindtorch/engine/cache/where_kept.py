@@ -51,7 +51,7 @@ class Place(ABC):
         """A segment is going to run."""
 
     @staticmethod
-    def written(encoded: Encoded) -> dict[int, torch.Tensor]:
+    def written_storages(encoded: Encoded) -> dict[int, torch.Tensor]:
         """What the segment writes to of what it begins with, by place: a value of each storage."""
         first: dict[int, int] = {}
         for place, (_value, root) in enumerate(encoded.given):
@@ -65,7 +65,7 @@ class Place(ABC):
 
     def _fits(self, encoded: Encoded, entry: Entry) -> bool:
         """Can the entry be what the segment would make?"""
-        written = self.written(encoded)
+        written = self.written_storages(encoded)
         if len(entry.own) != encoded.n_own or entry.written.keys() != written.keys():
             return False
         own = all(
@@ -111,7 +111,7 @@ class Here(Place):
         return True
 
     def runs(self, encoded: Encoded) -> None:
-        for there in self.written(encoded).values():
+        for there in self.written_storages(encoded).values():
             self._names.forget(there.untyped_storage())
 
     def call(self, name: bytes, encoded: Encoded, structure: Structure, own: list[torch.Tensor]) -> None:
@@ -120,10 +120,10 @@ class Here(Place):
             raise NotKept("results share memory, although they were recorded as separate")
         for place, value in enumerate(own):
             self._names.give(value.untyped_storage(), derived(name, "own", place))
-        self._names.wrote([there.untyped_storage() for there in self.written(encoded).values()], name)
+        self._names.wrote([there.untyped_storage() for there in self.written_storages(encoded).values()], name)
 
     def left(self, encoded: Encoded, structure: Structure, own: list[torch.Tensor]) -> Entry:
-        given = self.written(encoded)
+        given = self.written_storages(encoded)
         self._check_size(structure, own, given.values())
         with quiet():
             copies = [self._runs.copied_storage(value) for value in own]
@@ -168,14 +168,14 @@ class Elsewhere(Place):
     def call(self, name: bytes, encoded: Encoded, structure: Structure, own: list[torch.Tensor]) -> None:
         for place, value in enumerate(own):
             self._runs.kept.name(value, derived(name, "own", place))
-        for place, there in enumerate(self.written(encoded).values()):
+        for place, there in enumerate(self.written_storages(encoded).values()):
             if there.untyped_storage().nbytes() > LITTLE:
                 self._runs.kept.name(there, derived(name, "written", place))
         for index in structure.draws:
             self._runs.kept.name_state(index, derived(name, "state", index))
 
     def left(self, encoded: Encoded, structure: Structure, own: list[torch.Tensor]) -> Entry:
-        given = self.written(encoded)
+        given = self.written_storages(encoded)
         self._check_size(structure, own, given.values())
         written = dict(zip(given, self._runs.kept.copies(list(given.values()))))
         little = [place for place, copy in written.items() if copy.numel() <= LITTLE]

@@ -103,10 +103,10 @@ def lines() -> dict[str, int]:
 def failure(tape: Any, seq: int, error: Exception) -> MaterializationError:
     """The error of a materialization, naming op, module path and the user's line that recorded it."""
     sig, module, loc, *_ = tape.describe(seq)
-    return told(_core.sig_info(sig).name, module, loc, error)
+    return failed_record(_core.sig_info(sig).name, module, loc, error)
 
 
-def told(name: str, module: int, location: int, error: Exception) -> MaterializationError:
+def failed_record(name: str, module: int, location: int, error: Exception) -> MaterializationError:
     """The same of an op's name, and the ids of its module path and line."""
     text = str(error) if isinstance(error, MaterializationError) else f"{type(error).__name__}: {error}"
     path = _context.module_path(module) or "(no module)"

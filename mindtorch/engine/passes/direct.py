@@ -32,7 +32,7 @@ class DirectCalls(Pass):
     """What autograd called as an operator is called by torch's function for Python, which reads arguments sooner."""
 
     name = "direct calls"
-    on = torch_facts.known()  # the tests prove it of these; elsewhere for who asks for it
+    on = torch_facts.is_tested()  # the tests prove it of these; elsewhere for who asks for it
 
     def function(self, info: Any) -> None:
         found = direct(info.func)

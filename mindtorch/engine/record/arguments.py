@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -42,17 +42,6 @@ def tensors_in(a: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(item)
 
 
-def on_meta(a: Any, holes: Iterator[Any]) -> Any:
-    """The argument with what ``holes`` gives in place of our tensors, and the meta device in place of any."""
-    if isinstance(a, torch.Tensor):
-        return next(holes) if _core.get_handle(a) is not None else a
-    if isinstance(a, torch.Size):
-        return a
-    if isinstance(a, (tuple, list)):
-        return type(a)(on_meta(item, holes) for item in a)
-    return torch.device("meta") if isinstance(a, torch.device) else a
-
-
 def meta_tensor(handle: Any) -> torch.Tensor:
     """Torch's own meta tensor that looks like the tensor of ours with this handle."""
     return meta_like(_core.meta_of(handle), _core.view_bits(handle))
@@ -85,17 +74,23 @@ quiet = _guards.Quiet
 _guards.init(torch)
 
 
-def concrete(a: Any, holes: Iterator[torch.Tensor], device: torch.device) -> Any:
-    """The argument with computed tensors in its holes, and the executor's device for ours."""
+def filled(
+    args: tuple, kwargs: dict[str, Any], tensors: Iterable[Any], device: torch.device, *, any_device: bool = False
+) -> tuple[tuple, dict[str, Any]]:
+    """The arguments of a call with these tensors in place of ours, and ``device`` in place of ours, or of any."""
+    holes = iter(tensors)
+    return (
+        tuple(_filled(a, holes, device, any_device) for a in args),
+        {name: _filled(a, holes, device, any_device) for name, a in kwargs.items()},
+    )
+
+
+def _filled(a: Any, holes: Iterator[Any], device: torch.device, any_device: bool) -> Any:
     if isinstance(a, torch.Tensor):
         return next(holes) if _core.get_handle(a) is not None else a
-    if isinstance(a, torch.Size):
-        return a
-    if isinstance(a, (tuple, list)):
-        return type(a)(concrete(item, holes, device) for item in a)
-    if isinstance(a, torch.device) and same_device(a):
-        return device
-    return a
+    if isinstance(a, (tuple, list)) and not isinstance(a, torch.Size):
+        return type(a)(_filled(item, holes, device, any_device) for item in a)
+    return device if isinstance(a, torch.device) and (any_device or same_device(a)) else a
 
 
 #: What torch takes for a dtype, beside its own.

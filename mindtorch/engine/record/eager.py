@@ -28,7 +28,7 @@ from .meta import as_meta, refuse
 from .mixing import SPARSE, common_place, mixed_devices, no_ordinary_cpu_tensor, torchs_meta
 from .predict import (
     collect,
-    concrete,
+    filled,
     infer,
     is_fake,
     knowing_views,
@@ -186,20 +186,11 @@ def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
         if getattr(type(t), "_settle", None) is not None:
             t._settle()  # type: ignore[attr-defined]
     index = _core.device_index(inputs[0]) if inputs else 0
-    if info.random and index >= 0:
-        for a in (*args, *kwargs.values()):
-            check_generator(a)
     note_fallback(info.name)
     before = [t for t, w in zip(inputs, written, strict=True) if w]
     executor = None if index < 0 else _runtime.executor()
     device = _META if executor is None else executor.place
-    if index < 0:
-        named = {**dict(enumerate(args)), **kwargs}
-        if not all(t.is_meta or _core.device_index(t) < 0 for t in tensors_in([named.get(w) for w in info.writes])):
-            refuse(info.name)  # what has data cannot be written from here
-        values = [meta_tensor(_core.get_handle(t)) for t in inputs]
-    else:
-        values = _runtime.materialize(inputs, info.name, before, index if info.random else None)
+    values = _values_of(info, args, kwargs, inputs, before, index)
     with quiet(grad=True) as inside:
         if index >= 0 and not before and not torch.is_grad_enabled() and multiplies_inside(info.name):
             values = [
@@ -216,32 +207,17 @@ def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
             own = [v for v, w in zip(values, written, strict=True) if w]
             executor.gather(values, own, index if info.random else None)
         storages = {_storage_key(v): t for t, v in zip(inputs, values, strict=True)}
-        holes = iter(values)
-        cargs = tuple(concrete(a, holes, device) for a in args)
-        ckwargs = {k: concrete(a, holes, device) for k, a in kwargs.items()}
+        cargs, ckwargs = filled(args, kwargs, values, device)
         failure: Exception | None = None
-        depends = not is_op or data_dependent(info.func)
         try:
             if executor is None:
                 out = info.call(*cargs, **ckwargs)
             else:
                 out = executor.call(info, cargs, ckwargs, index if info.random else None)
-        except NotImplementedError as error:
-            if index < 0 and not depends:
-                text = str(error).splitlines()[0]
-                raise UnsupportedOperationError(f"[{info.name}] torch cannot infer its result: {text}") from error
-            if index < 0:
-                refuse(info.name)
-            if has_no_kernel(error):
-                if unsupported() == "zeros":
-                    return _zeros(info, args, kwargs, error)
-                raise UnsupportedOperationError(
-                    f"[{info.name}] torch cannot run it on these inputs either: {error}"
-                ) from error
-            failure = error
         except Exception as error:  # noqa: BLE001 - raised below
-            if index < 0 and depends and not by_signal_handler(error):
-                refuse(info.name)
+            _check_failure(info, error, index < 0, not is_op or data_dependent(info.func))
+            if isinstance(error, NotImplementedError) and has_no_kernel(error):
+                return _zeros(info, args, kwargs, error)
             failure = error
     if before and not (torch.is_grad_enabled() and all(_core.needs_no_grad(_core.get_handle(t)) for t in inputs)):
         for t in before:
@@ -262,6 +238,35 @@ def _run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
         sizes = out[1] if executor is None else executor.fetch([out[1]])[0]
         return wrapper.wrap(out[0]), sizes  # torch wants them on the CPU
     return wrapper.wrap(out)
+
+
+def _values_of(
+    info: Any, args: tuple, kwargs: dict, inputs: list[Any], before: list[Any], index: int
+) -> list[torch.Tensor]:
+    """What the op runs on: computed values, or torch's meta tensors where there are none. before: what it writes."""
+    if index >= 0:
+        if info.random:
+            for a in (*args, *kwargs.values()):
+                check_generator(a)
+        return _runtime.materialize(inputs, info.name, before, index if info.random else None)  # type: ignore[no-any-return]
+    named = {**dict(enumerate(args)), **kwargs}
+    if not all(t.is_meta or _core.device_index(t) < 0 for t in tensors_in([named.get(w) for w in info.writes])):
+        refuse(info.name)  # what has data cannot be written from here
+    return [meta_tensor(_core.get_handle(t)) for t in inputs]
+
+
+def _check_failure(info: Any, error: Exception, sized: bool, depends: bool) -> None:
+    """Raise what says more than the op's own error. sized: without data; depends: its result's sizes do, on values."""
+    if not isinstance(error, NotImplementedError):
+        if sized and depends and not by_signal_handler(error):
+            refuse(info.name)
+    elif sized and not depends:
+        text = str(error).splitlines()[0]
+        raise UnsupportedOperationError(f"[{info.name}] torch cannot infer its result: {text}") from error
+    elif sized:
+        refuse(info.name)
+    elif has_no_kernel(error) and unsupported() != "zeros":
+        raise UnsupportedOperationError(f"[{info.name}] torch cannot run it on these inputs either: {error}") from error
 
 
 def run_whole(info: Any, args: tuple, kwargs: dict) -> Any:

@@ -34,18 +34,17 @@ from . import kernel_sizes, trial
 from .arguments import (
     TORCH_ERRORS,
     collect,
-    concrete,
+    filled,
     lazy_in,
     meta_like,
     meta_tensor,
-    on_meta,
     quiet,
     same_device,
     tensors_in,
 )
 
 __all__ = [
-    "RULES", "check_movable", "collect", "concrete", "decompose", "forget", "infer",
+    "RULES", "check_movable", "collect", "decompose", "filled", "forget", "infer",
     "knowing_views", "lazy_in", "meta_like", "meta_tensor", "multiplies_inside", "quiet", "same_device", "taken_apart",
     "tensors_in",
 ]  # fmt: skip
@@ -53,6 +52,7 @@ __all__ = [
 log = logging.getLogger("mindtorch.predict")
 _shapes.init(torch)
 RULES = frozenset(_shapes.names())
+_META = torch.device("meta")
 
 
 # ---- infer -----------------------------------------------------------------------------------------------------------
@@ -248,11 +248,9 @@ def _predicted(
     with quiet():
         metas = [meta_like(f[:5], f[5]) for f in facts]
         before = [(m.shape, m.stride(), m.storage_offset()) for m in metas]
-        holes = iter(metas)
-        margs = tuple(on_meta(a, holes) for a in args)
-        mkwargs = {k: on_meta(a, holes) for k, a in kwargs.items()}
+        margs, mkwargs = filled(args, kwargs, metas, _META, any_device=True)
         if device is not None:
-            mkwargs["device"] = torch.device("meta")
+            mkwargs["device"] = _META
         try:
             if _resizes(info, margs, mkwargs):
                 return None  # the kernel says so, in its own words and to the caller
@@ -310,9 +308,7 @@ def _by_rule(info: Any, args: tuple, kwargs: dict, facts: list[tuple], written: 
     if any(f[5] for f in facts):
         return None  # torch resolves lazy conjugation and negation first, into copies laid out otherwise
     metas = [_shapes.Meta(tuple(f[1]), f[2] if f[2] is not None else contiguous(f[1]), f[0]) for f in facts]
-    holes = iter(metas)
-    margs = tuple(on_meta(a, holes) for a in args)
-    mkwargs = {k: on_meta(a, holes) for k, a in kwargs.items()}
+    margs, mkwargs = filled(args, kwargs, metas, _META, any_device=True)
     result = _shapes.infer(info.name, margs, mkwargs)
     if result is None:
         return None

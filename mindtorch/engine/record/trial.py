@@ -22,7 +22,7 @@ from ..._ext.signals import by_signal_handler
 from ...base.strides import contiguous
 from ...base.torch_warnings import Caught
 from . import shrink
-from .arguments import TORCH_ERRORS, concrete, quiet
+from .arguments import TORCH_ERRORS, filled, quiet
 
 log = logging.getLogger("mindtorch.predict")
 OWN_SIZE = 1 << 14  # up to so many elements a call is tried as it is
@@ -78,9 +78,7 @@ def _run(info: Any, args: tuple, kwargs: dict, facts: list[tuple]) -> Any:
                 value = torch.empty_strided(size, stride or contiguous(size), dtype=dtype)
                 value.fill_(integer if not (dtype.is_floating_point or dtype.is_complex) else 0.5)
                 values.append(_core.set_view_bits(value, bits))
-            holes = iter(values)
-            cargs = tuple(concrete(a, holes, _CPU) for a in args)
-            ckwargs = {k: concrete(a, holes, _CPU) for k, a in kwargs.items()}
+            cargs, ckwargs = filled(args, kwargs, values, _CPU)
             state = torch.default_generator.get_state() if info.random else None
             before = [(v.shape, v.stride(), v.is_conj()) for v in values]
             try:

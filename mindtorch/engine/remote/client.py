@@ -12,9 +12,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from ..._ext import lazy as _core
 from ..._ext.encoder import Encoded, encode
@@ -32,7 +34,7 @@ from .failures import Outcome, error_of, put_right
 from .generator_states import GeneratorStates
 from .host_fallback import bytes_of, run_here
 from .kept_values import KeptValues
-from .mirrors import META, Mirrors, sendable, view
+from .mirrors import META, Mirrors, adopted, sendable, view
 from .moved_values import copied_through_the_program
 from .one_thread import one_thread_at_a_time
 from .reads import Reads, plain_bytes
@@ -159,14 +161,7 @@ class RemoteExecutor(Session, SharedStorages):
         return self._mirrors.address(value)
 
     def adopt(self, tensors: Sequence[torch.Tensor], index: int = 0) -> list[torch.Tensor]:
-        made = []
-        for t in tensors:
-            home = t.untyped_storage()
-            storage = self._mirror_of(home)
-            if storage is None:
-                storage = self._upload(home)
-            made.append(view(storage, t.dtype, t.shape, t.stride(), t.storage_offset(), _core.view_bits(t)))
-        return made
+        return adopted(tensors, self._mirror_of, self._upload)
 
     def adopt_operand(self, tensor: torch.Tensor, index: int = 0) -> torch.Tensor:
         return self._operands.of(tensor)
@@ -191,7 +186,7 @@ class RemoteExecutor(Session, SharedStorages):
         self._operands.forget(number)
         self._uploads.contents.forget(number)
         if self.among is not None:
-            self.among.changes(self, number)
+            self.among.contents_changed(self, number)
 
     def write(self, value: torch.Tensor, data: bytes) -> None:
         """Replace the contents of the whole storage of a value."""
@@ -271,13 +266,7 @@ class RemoteExecutor(Session, SharedStorages):
         guess = self._speculation.take(plan, encoded.numbers, not (timed or settings))
         base = self._mirrors.fresh(encoded.n_outputs) if guess is None else guess.base
         written = [storages[root] for root in encoded.written if root in storages]
-        for number in written:
-            self._reads.forget(number)
-            self._expected.discard(number)
-            self._uploads.contents.forget(number)
-            self._operands.forget(number)
-            if self.among is not None:
-                self.among.changes(self, number)
+        self._forget_contents(written)
         given = list(numbers[: len(encoded.given)])
         computes = is_awaited() and self._known.computes(encoded, exact)
         if computes and all(number in self._known or number in self._expected for number in given):
@@ -288,23 +277,7 @@ class RemoteExecutor(Session, SharedStorages):
         made = self._made(encoded, base)
         views = [(slot, k, weakref.ref(made[slot])) for slot, _, k, *_ in encoded.kept[encoded.n_own :]]
 
-        def answer(given: tuple) -> None:
-            check_run(encoded, given, timed, self._known_here())
-            failures, corrections, times, without, lost, idle, otherwise = given
-            passes.add_elsewhere(*otherwise)
-            triggers.idle += idle
-            for k, time in enumerate(times):
-                if time is not None:
-                    name, _sig, *where = encoded.origin(k)
-                    local.report(name, *where, *time)
-            put_right(encoded, corrections)
-            for k, number, kind, text in failures:
-                name, _sig, module, location, _phase = encoded.origin(k)
-                self._failures[number] = triggers.told(name, module, location, error_of(kind, text))
-                self._epochs[0] = number
-            if without or lost:
-                Outcome(encoded, base, views, failures, without, lost).tell(self._mirrors, self._failures)
-
+        answer = partial(self._ran, encoded, base, views, timed)
         if guess is not None and guess.reply is not None:
             segment.settle(made, [(self._speculation.taken, [guess])])
             try:
@@ -315,7 +288,7 @@ class RemoteExecutor(Session, SharedStorages):
             return made
         if timed:
             self._no_lineage()  # times are never the same
-        request = ("run", plan.number, base, *(changes := self._told.changes(encoded)), timed)
+        request = ("run", plan.number, base, *(changes := self._told.changed_numbers(encoded)), timed)
         if guess is not None:  # it has begun: what it answered comes once more
             asked = [(self._speculation.taken, [guess]), (self._line[-1].requests, [(request, answer)])]
             segment.settle(made, asked)
@@ -334,6 +307,34 @@ class RemoteExecutor(Session, SharedStorages):
         if timed:
             self._exchange()
         return made
+
+    def _forget_contents(self, written: list[int]) -> None:
+        """Of storages that a run writes to."""
+        for number in written:
+            self._reads.forget(number)
+            self._expected.discard(number)
+            self._uploads.contents.forget(number)
+            self._operands.forget(number)
+            if self.among is not None:
+                self.among.contents_changed(self, number)
+
+    def _ran(self, encoded: Encoded, base: int, views: list[tuple], timed: bool, reply: tuple) -> None:
+        """What a worker says of a run."""
+        check_run(encoded, reply, timed, self._known_here())
+        failures, corrections, times, without, lost, idle, otherwise = reply
+        passes.add_elsewhere(*otherwise)
+        triggers.idle += idle
+        for k, time in enumerate(times):
+            if time is not None:
+                name, _sig, *where = encoded.origin(k)
+                local.report(name, *where, *time)
+        put_right(encoded, corrections)
+        for k, number, kind, text in failures:
+            name, _sig, module, location, _phase = encoded.origin(k)
+            self._failures[number] = triggers.failed_record(name, module, location, error_of(kind, text))
+            self._epochs[0] = number
+        if without or lost:
+            Outcome(encoded, base, views, failures, without, lost).tell(self._mirrors, self._failures)
 
     def _made(self, encoded: Encoded, base: int) -> dict[int, torch.Tensor]:
         """The mirrors of the outputs that stay, by slot."""
@@ -425,15 +426,14 @@ class RemoteExecutor(Session, SharedStorages):
         back = {id(plain): mirror for mirror, plain in zip(mirrors, here.values())}
 
         def swap(a: Any) -> Any:
-            if isinstance(a, torch.Tensor):
-                plain = here.get(id(a), a)
-                return plain.detach().requires_grad_() if a.requires_grad and plain is not a else plain
-            if type(a) in (tuple, list):
-                return type(a)(swap(item) for item in a)
-            return _CPU if isinstance(a, torch.device) and a.type == "meta" else a
+            if isinstance(a, torch.device):
+                return _CPU if a.type == "meta" else a
+            plain = here.get(id(a), a)
+            return plain.detach().requires_grad_() if a.requires_grad and plain is not a else plain
 
+        args, kwargs = tree_map_only((torch.Tensor, torch.device), swap, (args, kwargs))
         with nullcontext() if draws is None else self.rng(draws):
-            out = info.call(*map(swap, args), **{key: swap(a) for key, a in kwargs.items()})
+            out = info.call(*args, **kwargs)
         for mirror, plain in zip(mirrors, here.values(), strict=True):
             key = plain.untyped_storage()._cdata
             now = bytes_of(plain.untyped_storage())
@@ -448,22 +448,17 @@ class RemoteExecutor(Session, SharedStorages):
                 before[key] = now
         self._take()
 
-        def mirrored(item: Any) -> Any:
-            if isinstance(item, torch.Tensor):
-                if id(item) in back:
-                    return back[id(item)]
-                if item.layout is not torch.strided or item.is_nested or item.is_quantized or item.device != _CPU:
-                    return item  # the last: a class of the program's around tensors that are on the device
-                home = homes.get(item.untyped_storage()._cdata)
-                if home is None:
-                    return self.adopt([item.detach()])[0]
-                return view(home.untyped_storage(), item.dtype, item.shape, item.stride(), item.storage_offset())
-            if isinstance(item, (tuple, list)):
-                items = [mirrored(each) for each in item]
-                return type(item)(*items) if hasattr(item, "_fields") else type(item)(items)
-            return item
+        def mirrored(item: torch.Tensor) -> Any:
+            if id(item) in back:
+                return back[id(item)]
+            if item.layout is not torch.strided or item.is_nested or item.is_quantized or item.device != _CPU:
+                return item  # the last: a class of the program's around tensors that are on the device
+            home = homes.get(item.untyped_storage()._cdata)
+            if home is None:
+                return self.adopt([item.detach()])[0]
+            return view(home.untyped_storage(), item.dtype, item.shape, item.stride(), item.storage_offset())
 
-        return mirrored(out)
+        return tree_map_only(torch.Tensor, mirrored, out)
 
     # ---- reads -------------------------------------------------------------------------------------------------------
     def fetch(self, values: Sequence[torch.Tensor], whole: bool = False) -> list[torch.Tensor]:

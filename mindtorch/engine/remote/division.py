@@ -1,8 +1,8 @@
 """In what parts workers run records, and what moves for that: of one device on several workers (SPEC R5).
 
-Every storage has one home (`homes`). A worker that reads a storage of another one gets a copy, which is good until the
-storage is written. A worker that writes it becomes its home, and all copies end. So does a worker that is the last to
-read what the segment has made and nobody keeps, and the worker of the module that takes what has just come. The
+Every storage has one home (`storage_homes`). A worker that reads a storage of another one gets a copy, which is good
+until the storage is written. A worker that writes it becomes its home, and all copies end. So does a worker that is the
+last to read what the segment has made and nobody keeps, and the worker of the module that takes what has just come. The
 generator has a home, too, and moves to whoever draws.
 """
 
@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .homes import Record, placed
 from .repeated import Repeatable, repeated
+from .storage_homes import Record, placed
 
 __all__ = ["GENERATOR", "GENERATOR_BYTES", "Division", "Part", "divided", "parted"]
 

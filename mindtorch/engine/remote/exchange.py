@@ -84,7 +84,7 @@ class Session:
         self._lock = values.lock  # which nobody else has in a child that was forked
         self._line = [_Message()]  # oldest first; all but the last are to be sent, or have been, and wait for answers
         self._hello: _Message | None = _Message()
-        self._hello.requests.append((("hello", tuple(hello.here())), self._greeted))
+        self._hello.requests.append((("hello", tuple(hello.this_side())), self._greeted))
         self._settings: Sequence[Any] = self._told_to_it(cuda=True)
         self._ambient: dict[str, Any] = {}  # what the worker's settings are
         self._lost: SessionLost | None = None

@@ -16,7 +16,7 @@ from ...base import mapped_memory
 from ...base.strides import known_extent
 from .checks import Checks
 from .mirrors import view
-from .results import as_bytes, contents, filled, on_device, reserved
+from .results import as_bytes, filled, on_device, reserved, whole_bytes
 from .sent_contents import digest_of
 from .set_aside import SetAside, is_out_of_memory
 from .wire import WireError, dumps, loads
@@ -148,7 +148,7 @@ class HeldStorages:
 
     def _contents_or_failure(self, number: int) -> bytes | int:
         try:
-            return contents(self._bytes(number))
+            return whole_bytes(self._bytes(number))
         except Poisoned as error:
             return error.number
 
@@ -165,14 +165,14 @@ class HeldStorages:
     def storage(self, number: int) -> tuple:
         """A storage's contents."""
         try:
-            return "bytes", contents(self._bytes(number))
+            return "bytes", whole_bytes(self._bytes(number))
         except Poisoned as error:
             return "failed", error.number
 
     def small(self, numbers: list[int]) -> list[bytes | None]:
         """The contents of storages, None for those that could not be computed or are not there."""
         found = [self._storages.get(number) for number in numbers]
-        return [None if held is None or isinstance(held, Failed) else contents(as_bytes(held)) for held in found]
+        return [None if held is None or isinstance(held, Failed) else whole_bytes(as_bytes(held)) for held in found]
 
     def overwrite(self, number: int, source: int) -> None:
         """The contents of another storage, of the same size, for this one."""

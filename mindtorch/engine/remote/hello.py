@@ -14,7 +14,7 @@ from ...base import PACKAGE, VERSION
 from . import functions
 from .wire import PROTOCOL, WireError
 
-__all__ = ["Side", "check", "here"]
+__all__ = ["Side", "check", "this_side"]
 
 
 class Side(NamedTuple):
@@ -36,7 +36,7 @@ class Side(NamedTuple):
 
 
 @functools.cache
-def here() -> Side:
+def this_side() -> Side:
     """This process."""
     table = hashlib.sha256("\n".join(sorted(functions.names())).encode()).hexdigest()[:12]
     commit = str(torch.version.git_version)[:12]
@@ -58,7 +58,7 @@ def _code() -> str:
 
 def check(other: object, who: str) -> None:
     """WireError unless what the other side said of itself is as it is here. ``who``: what to call that."""
-    mine = here()
+    mine = this_side()
     if not (isinstance(other, (tuple, list)) and len(other) == len(mine) and all(map(_is_like, other, mine))):
         raise WireError(f"expected the hello of {who}, got {other!r:.200}")
     if tuple(other) != tuple(mine):

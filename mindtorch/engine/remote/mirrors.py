@@ -7,7 +7,7 @@ storage's number is never used twice; where the storage dies here, nobody can na
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -181,6 +181,20 @@ def view(storage: Any, dtype: torch.dtype, sizes: Any, strides: Any, offset: int
     with quiet():
         made = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, sizes, strides)
         return _core.set_view_bits(made, bits)
+
+
+def like(storage: Any, t: torch.Tensor) -> torch.Tensor:
+    """The same tensor on another storage."""
+    return view(storage, t.dtype, t.shape, t.stride(), t.storage_offset(), _core.view_bits(t))
+
+
+def adopted(tensors: Iterable[torch.Tensor], mirror_of: Callable[[Any], Any], upload: Callable[[Any], Any]) -> list:
+    """Mirrors of tensors of this process. A storage that has no mirror gets one by ``upload``."""
+    made = []
+    for t in tensors:
+        storage = mirror_of(t.untyped_storage())
+        made.append(like(upload(t.untyped_storage()) if storage is None else storage, t))
+    return made
 
 
 def as_bytes(t: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from ...base.errors import MaterializationError
 from .exchange import again
 from .mirrors import view
-from .pending_uploads import Waiting
+from .pending_uploads import PendingUploads
 
 if TYPE_CHECKING:
     from .client import RemoteExecutor
@@ -48,11 +48,13 @@ def _failed_like(value: torch.Tensor, failure: MaterializationError, there: Remo
     return there._mirrors.whole(nbytes, number)
 
 
-def received(value: torch.Tensor, owner: RemoteExecutor | Waiting, whole: torch.Tensor, there: RemoteExecutor) -> None:
+def received(
+    value: torch.Tensor, owner: RemoteExecutor | PendingUploads, whole: torch.Tensor, there: RemoteExecutor
+) -> None:
     """What stands for a value of ``owner`` stands from now on, with all that shares its storage, for ``whole``: a copy
     of that storage, which ``there`` has and nothing else names."""
     mirror = value.untyped_storage()
-    if not isinstance(owner, Waiting):
+    if not isinstance(owner, PendingUploads):
         there.kept.name_as(whole, owner.kept, value)
         owner.hand_over(mirror, there, mirror)
     there.hand_over(whole.untyped_storage(), there, mirror)  # what waited is shared by where it was uploaded from

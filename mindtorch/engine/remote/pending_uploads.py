@@ -8,15 +8,14 @@ from collections.abc import Sequence
 
 import torch
 
-from ..._ext import lazy as _core
 from ...base.errors import MaterializationError
 from ...base.storage_memory import memory_of
-from .mirrors import Mirrors, view
+from .mirrors import Mirrors, adopted, as_bytes, like
 
-__all__ = ["Waiting"]
+__all__ = ["PendingUploads"]
 
 
-class Waiting:
+class PendingUploads:
     """Holds values that mirrors stand for, as a `RemoteExecutor` does, and runs nothing: they are not copied."""
 
     def __init__(self) -> None:
@@ -34,23 +33,18 @@ class Waiting:
         return self._mirrors.nbytes
 
     def adopt(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        made = []
-        for t in tensors:
-            plain = t.untyped_storage()
-            storage = self._mirror_of(plain)
-            if storage is None:
-                number = self._mirrors.fresh()
-                storage = self._mirrors.whole(plain.nbytes(), number).untyped_storage()
-                self._held[plain._cdata] = plain, number, weakref.ref(storage)
-                self._addresses[number] = plain._cdata
-            made.append(view(storage, t.dtype, t.shape, t.stride(), t.storage_offset(), _core.view_bits(t)))
-        return made
+        return adopted(tensors, self._mirror_of, self._upload)
+
+    def _upload(self, plain: torch.UntypedStorage) -> torch.UntypedStorage:
+        number = self._mirrors.fresh()
+        storage = self._mirrors.whole(plain.nbytes(), number).untyped_storage()
+        self._held[plain._cdata] = plain, number, weakref.ref(storage)
+        self._addresses[number] = plain._cdata
+        return storage
 
     def fetch(self, values: Sequence[torch.Tensor], whole: bool = False) -> list[torch.Tensor]:
         """The values themselves, on their whole storages, whatever ``whole`` says."""
-        return [
-            view(self._plain(t), t.dtype, t.shape, t.stride(), t.storage_offset(), _core.view_bits(t)) for t in values
-        ]
+        return [like(self._plain(t), t) for t in values]
 
     def _plain(self, mirror: torch.Tensor) -> torch.UntypedStorage:
         return self._held[self._addresses[self._mirrors.number_of(mirror)]][0]
@@ -60,7 +54,7 @@ class Waiting:
         return [hashlib.sha256(memory_of(self._plain(mirror))).digest() for mirror in mirrors]
 
     def copied_storage(self, value: torch.Tensor) -> torch.Tensor:
-        return self.adopt([view(self._plain(value).clone(), torch.uint8, (self._plain(value).nbytes(),), (1,), 0)])[0]
+        return self.adopt([as_bytes(like(self._plain(value).clone(), value))])[0]
 
     def address(self, value: torch.Tensor) -> int:
         return self._mirrors.address(value)

@@ -29,10 +29,9 @@ from . import growth
 from .client import RemoteExecutor
 from .cuts import plans
 from .division import Division, Part
-from .homes import of_storages
 from .mirrors import view
 from .one_thread import one_thread_at_a_time
-from .pending_uploads import Waiting
+from .pending_uploads import PendingUploads
 from .pricing import ALL_ON_ONE, Plan, Work, divided_as, on_one
 from .reads import plain_bytes
 from .repeated import Repeatable
@@ -40,12 +39,13 @@ from .replicas import Copies
 from .run_time import Costs, usual
 from .slices import Slice, shift, slices
 from .spread import SpreadExecutor, _on
+from .storage_homes import of_storages
 from .upcoming import upcoming
 
 if TYPE_CHECKING:
     from ..._ext.encoder import Encoded
 
-__all__ = ["PlacingExecutor", "Plan", "tell", "told"]
+__all__ = ["PlacingExecutor", "Plan", "has_planned", "tell"]
 
 log = logging.getLogger("mindtorch.remote")
 
@@ -73,7 +73,7 @@ def tell(
     return before
 
 
-def told(modules: bool = False) -> bool:
+def has_planned(modules: bool = False) -> bool:
     """Has the listener had any? modules: any of modules, and not only of what runs outside of them."""
     return _told[True] or (_told[False] and not modules)
 
@@ -99,7 +99,7 @@ class PlacingExecutor(SpreadExecutor):
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
             raise UsageError(f"[PlacingExecutor] expected a limit of 0 bytes or more, or None, got {limit!r}")
         super().__init__(executors)
-        self._waiting = Waiting()
+        self._waiting = PendingUploads()
         self._copies = Copies(self.executors)
         self._holders = (*self.executors, self._waiting)
         self._limits = None if limit is None else [limit] * len(self.executors)
@@ -384,7 +384,7 @@ class PlacingExecutor(SpreadExecutor):
             copies.update(zip(parts, there.adopt(owner.fetch(mirrors)), strict=True))
         return {key: found for parts in owners.values() for key, found in parts.items()}, copies
 
-    def changes(self, there: RemoteExecutor, number: int) -> None:
+    def contents_changed(self, there: RemoteExecutor, number: int) -> None:
         self._copies.end_of(there, number)
 
     def _brought(self, values: Sequence[torch.Tensor], there: RemoteExecutor) -> dict[int, torch.Tensor]:

@@ -9,9 +9,9 @@ from functools import cached_property
 import numpy as np
 
 from .division import GENERATOR, GENERATOR_BYTES, Division, divided
-from .homes import Record
 from .repeated import Repeatable
 from .run_time import Computing, Costs, end_of
+from .storage_homes import Record
 
 __all__ = [
     "ALL_ON_ONE", "Plan", "Work", "divided_as", "memory_of", "moves_of", "on_one", "paths_of", "priced", "roomiest",

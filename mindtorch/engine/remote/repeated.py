@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
-from .homes import Record
+from .storage_homes import Record
 
 __all__ = ["Repeatable", "repeated"]
 

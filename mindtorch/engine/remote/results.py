@@ -11,7 +11,7 @@ from ...base.strides import extent
 from .host_fallback import bytes_of
 from .wire import WireError
 
-__all__ = ["as_bytes", "check_memory", "contents", "filled", "on_device", "reserved", "taken_apart"]
+__all__ = ["as_bytes", "check_memory", "filled", "on_device", "reserved", "taken_apart", "whole_bytes"]
 
 
 def on_device(data: bytes, device: torch.device) -> torch.Tensor:
@@ -58,7 +58,7 @@ def as_bytes(t: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=t.device).set_(t.untyped_storage())
 
 
-def contents(t: torch.Tensor) -> bytes:
+def whole_bytes(t: torch.Tensor) -> bytes:
     """What is in a tensor that has all of its storage."""
     return bytes_of(t.cpu().untyped_storage())
 
@@ -83,4 +83,4 @@ def _sent(t: torch.Tensor, known: dict[int, int]) -> tuple:
     number = known.get(t.untyped_storage()._cdata, 0)
     if not number:
         t = t.contiguous().clone()
-    return t.dtype, tuple(t.shape), tuple(t.stride()), t.storage_offset(), number, contents(as_bytes(t))
+    return t.dtype, tuple(t.shape), tuple(t.stride()), t.storage_offset(), number, whole_bytes(as_bytes(t))

@@ -66,7 +66,7 @@ class SentSegments:
             plan = self._tell(encoded)
         return plan
 
-    def changes(self, encoded: Encoded) -> tuple[bytes, bytes]:
+    def changed_numbers(self, encoded: Encoded) -> tuple[bytes, bytes]:
         """Which of the plan's numbers are others than when this was last asked, and what they are now."""
         plan = self._plans[encoded.structure]
         now = np.frombuffer(encoded.numbers, np.int64).copy()  # which another worker may use with other storages

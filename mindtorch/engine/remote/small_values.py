@@ -128,7 +128,7 @@ class Known:
                 self.forget(number)
             return
         plan = self._told.plan(encoded)
-        failures, *_ = self._worker.run(plan.number, base, *self._told.changes(encoded), False)
+        failures, *_ = self._worker.run(plan.number, base, *self._told.changed_numbers(encoded), False)
         if failures:  # the worker tells it, as what it is
             self._worker.seen(max(number for _k, number, *_ in failures))
             for number in (*written, *range(base, base + encoded.n_outputs)):

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from ..._ext import lazy as _core
 from ...base.errors import MaterializationError, UsageError
@@ -108,7 +109,7 @@ class SpreadExecutor(Executor):
     def has_run(self, there: RemoteExecutor, encoded: Encoded, made: dict[int, torch.Tensor]) -> None:
         """``there`` was told to run a segment; made: what stands for its results, by slot."""
 
-    def changes(self, there: RemoteExecutor, number: int) -> None:
+    def contents_changed(self, there: RemoteExecutor, number: int) -> None:
         """A storage that ``there`` has is no more, or may have other contents."""
 
     def settle_written(self, encoded: Encoded, there: RemoteExecutor) -> None:
@@ -185,12 +186,11 @@ class SpreadExecutor(Executor):
         # What is elsewhere: as copies, which die with the call.
         now = {id(a): self._copy(a, there) for a in given if a not in there._mirrors}
 
-        def swap(a: Any) -> Any:
-            if isinstance(a, torch.Tensor):
-                return now[id(a)].requires_grad_(a.requires_grad) if id(a) in now else a
-            return type(a)(swap(item) for item in a) if type(a) in (tuple, list) else a
+        def swap(a: torch.Tensor) -> torch.Tensor:
+            return now[id(a)].requires_grad_(a.requires_grad) if id(a) in now else a
 
-        return there.call(info, tuple(map(swap, args)), {name: swap(a) for name, a in kwargs.items()}, draws)
+        args, kwargs = tree_map_only(torch.Tensor, swap, (args, kwargs))
+        return there.call(info, args, kwargs, draws)
 
     def _where_called(
         self, given: Sequence[torch.Tensor], written: Sequence[torch.Tensor], draws: int | None

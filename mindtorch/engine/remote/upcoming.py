@@ -16,7 +16,7 @@ from ..._ext import lazy as _core
 from ...base.errors import MaterializationError
 from ..semantics import modules
 from .division import GENERATOR
-from .homes import Record
+from .storage_homes import Record
 
 __all__ = ["Upcoming", "upcoming"]
 

@@ -31,7 +31,7 @@ from .held_storages import Failed, HeldStorages, Poisoned
 from .mirrors import view
 from .plan_calls import filled_in, make_ready, results_of
 from .plans import Plan
-from .results import as_bytes, contents, taken_apart
+from .results import as_bytes, taken_apart, whole_bytes
 from .set_aside import OUT_OF_MEMORY, SetAside, is_out_of_memory, kind_of, unwritten
 from .wire import WireError, dumps, loads
 
@@ -95,7 +95,7 @@ class Worker(HeldStorages):
         """What the client is made of. WireError unless the worker is, too. Answers with that, and the device's kind."""
         hello.check(side, "a program")
         self._checks.greeted = True
-        return tuple(hello.here()), self._device.type
+        return tuple(hello.this_side()), self._device.type
 
     def machine(self) -> tuple:
         """What `execute.machine.Machine` says of the device."""
@@ -223,9 +223,7 @@ class Worker(HeldStorages):
                 tensors = [values[i] for i in step.inputs]
                 begin = step.first
                 if error is None:
-                    failed = next((t.number for t in tensors if isinstance(t, Failed)), None)
-                    if failed is None and overwritten:
-                        failed = self._not_written(tensors)
+                    failed = self._failed_before(tensors)
                     error = short if failed is None else None
                 if failed is None and error is None:
                     if definition.random >= 0 and drawing != definition.random:
@@ -254,17 +252,28 @@ class Worker(HeldStorages):
                     del values[begin:]
                     values += [Failed(failed)] * len(definition.predicted)
                     without += [(i - n_given, failed) for i in range(begin, len(values))]
-                    for i in definition.writes:
-                        if isinstance(tensors[i], torch.Tensor):
-                            at = _address(tensors[i])
-                            not_written.setdefault(at, (k, failed))
-                            overwritten.setdefault(at, (failed, tensors[i].untyped_storage()))
+                    self._leave_unwritten([tensors[i] for i in definition.writes], not_written, k, failed)
                 tensors.clear()
                 for i in step.dying:
                     values[i] = None
         self._keep(plan, values, base)
         lost = self._lost(plan, base, zip(begun, described, strict=True), not_written) if not_written else []
         return failures, corrections, times, without, lost, idle, plan.ready.counted()
+
+    def _failed_before(self, tensors: list[Any]) -> int | None:
+        """The number of the failure for which one of a step's inputs is not there, or does not hold what it should."""
+        failed = next((t.number for t in tensors if isinstance(t, Failed)), None)
+        return self._not_written(tensors) if failed is None and self._overwritten else failed
+
+    def _leave_unwritten(
+        self, targets: list[Any], not_written: dict[int, tuple[int, int]], k: int, failed: int
+    ) -> None:
+        """Note what step ``k`` should have written to, and did not."""
+        for target in targets:
+            if isinstance(target, torch.Tensor):
+                at = _address(target)
+                not_written.setdefault(at, (k, failed))
+                self._overwritten.setdefault(at, (failed, target.untyped_storage()))
 
     def _run_without_memory(
         self, why: str, number: int, base: int, positions: bytes, changed: bytes, timed: bool
@@ -409,12 +418,12 @@ class Worker(HeldStorages):
             if plain.numel() and not is_dense(tuple(plain.shape), plain.stride()):
                 plain = plain.clone()  # laid out as every copy that keeps the format
             span = view(plain.untyped_storage(), plain.dtype, (plain.numel(),), (1,), plain.storage_offset())
-            return "values", tuple(plain.stride()), contents(as_bytes(span.clone()))
+            return "values", tuple(plain.stride()), whole_bytes(as_bytes(span.clone()))
 
     # ---- generators and the rest -------------------------------------------------------------------------------------
     def get_state(self, index: int) -> bytes:
         """State of the generator of ``remote_accelerator:index``."""
-        return contents(self._local.state(index))
+        return whole_bytes(self._local.state(index))
 
     def set_state(self, index: int, state: bytes) -> None:
         self._local.set_state(index, torch.frombuffer(bytearray(state), dtype=torch.uint8))
@@ -426,7 +435,7 @@ class Worker(HeldStorages):
     def get_generators(self) -> tuple[int | None, list[tuple[int, bytes]]]:
         """The seed, and the states of the generators that were used."""
         seed, states = self._local.generators()
-        return seed, [(index, contents(state)) for index, state in states.items()]
+        return seed, [(index, whole_bytes(state)) for index, state in states.items()]
 
     def sync(self) -> None:
         """Return when all is done."""

@@ -259,8 +259,17 @@ def _check_written_out(
     rows = open_.any(-1)
     if not bool(rows.any()):
         raise CannotRun("the test numbers were all masked")
-    v = trial.given(values)
-    seen = torch.where(open_, seen, -math.inf)
+    several = scale.numel() > 1 and float(scale.max() - scale.min()) > 1e-3 * float(scale.max())
+    heads = slope.shape[1] if slope.dim() == 4 else 1
+    said = "learned" if several and heads else _scale(float(scale.max()) * before, q.shape[-1])
+    about = {"scale": said} | ({"soft_cap": round(cap, 3)} if cap is not None else {})
+    if not _is_weighted_sum(torch.where(open_, seen, -math.inf), sink, trial.given(values), context, rows):
+        raise Refused("its result is not the probabilities times the values")
+    return Check(True, about | ({"sink": True} if sink else {}))
+
+
+def _is_weighted_sum(seen: Any, sink: bool, v: Any, context: Any, rows: Any) -> bool:
+    """Whether that is the values, weighted by the softmax of these scores, in the rows that see any."""
     weights = (torch.cat([seen, torch.zeros_like(seen[..., :1])], -1).softmax(-1)[..., :-1] if sink
                else seen.softmax(-1).nan_to_num(0.0))  # fmt: skip
     flat = weights.reshape(*_like_product(weights, v))
@@ -271,12 +280,8 @@ def _check_written_out(
         mask = rows.reshape(flat.shape[:-1])
         kept = mask.unsqueeze(-1) if give is flat else mask.unsqueeze(-2)
         if own.shape == context.shape and agree(torch.where(kept, context, 0.0), torch.where(kept, own, 0.0)):
-            heads = slope.shape[1] if slope.dim() == 4 else 1
-            several = scale.numel() > 1 and float(scale.max() - scale.min()) > 1e-3 * float(scale.max())
-            said = "learned" if several and heads else _scale(float(scale.max()) * before, q.shape[-1])
-            about = {"scale": said} | ({"soft_cap": round(cap, 3)} if cap is not None else {})
-            return Check(True, about | ({"sink": True} if sink else {}))
-    raise Refused("its result is not the probabilities times the values")
+            return True
+    return False
 
 
 def _only_if_run(check: Callable[[], Check]) -> Check:

@@ -10,12 +10,12 @@ from ...base.words import counted
 from ..graph import ComputationGraph
 from .find import find_patterns, library
 
-__all__ = ["explain", "known"]
+__all__ = ["check_name", "explain"]
 
 _OFTEN = 3  # places named of each reason
 
 
-def known(name: str) -> None:
+def check_name(name: str) -> None:
     """Raises UsageError where no pattern has that name."""
     names = [pattern.name for pattern in library()]
     if name not in names:
@@ -29,7 +29,7 @@ def explain(graph: ComputationGraph, name: str) -> str:
 
     Raises UsageError where no pattern has that name.
     """
-    known(name)
+    check_name(name)
     found = [each for each in find_patterns(graph) if each.pattern == name]
     said: Counter[str] = Counter()
     where: dict[str, list[str]] = {}

@@ -149,7 +149,7 @@ def _of_another_source(found: Factors, target: Target, kind: str, among: str) ->
     """With the interval of whole programs. Those of a user are by none of the sources of the fit: so the errors are of
     published programs that had no part in it; where the silicon had none either, of predictions from other chips. Where
     no chip of a class was fitted, training and inference are off in different directions."""
-    chips = (targets.known()[key] for key in fitted() if key in targets.known() and _found(key, "product", kind))
+    chips = (targets.shipped()[key] for key in fitted() if key in targets.shipped() and _found(key, "product", kind))
     which = "another source" if any(twins(target, chip) for chip in chips) else "carried"
     doubt = fitted().get(which, {}).get(kind, {}).get("program", {})
     if which == "carried" and geforce(target):
@@ -187,10 +187,10 @@ def _kin(target: Target, model: str, kind: str) -> list[_Kin]:
     """
     found = []
     for key, kinds in fitted().items():
-        table = kinds.get(kind, {}).get(model) if key in targets.known() else None
+        table = kinds.get(kind, {}).get(model) if key in targets.shipped() else None
         if table is None:
             continue
-        other = targets.known()[key]
+        other = targets.shipped()[key]
         apart = abs(_generation(other) - _generation(target))
         stream = model == "stream"
         if (stream and _checked(other) != _checked(target)) or (kind == "half" and stacked(other) != stacked(target)):

@@ -89,14 +89,14 @@ def _family(dtype: str) -> str:
 
 
 @cache
-def known() -> Mapping[str, Target]:
+def shipped() -> Mapping[str, Target]:
     """The targets that come with the package, by name."""
     return _parse(Path(__file__).with_name("targets.toml"))
 
 
 def names() -> list[str]:
     """What `find` knows without a file."""
-    return [*known(), MEASURED]
+    return [*shipped(), MEASURED]
 
 
 def find(name: str) -> Target:
@@ -112,7 +112,7 @@ def find(name: str) -> Target:
     if path.suffix != ".toml":
         called = _called()
         if (key := called.get(_plain(name))) is not None:
-            return known()[key]
+            return shipped()[key]
         import difflib
 
         near = list(dict.fromkeys(called[word] for word in difflib.get_close_matches(_plain(name), called, 5, 0.5)))
@@ -127,7 +127,7 @@ def find(name: str) -> Target:
 @cache
 def _called() -> Mapping[str, str]:
     """{plain name: key} of every name that a target goes by."""
-    return {_plain(name): key for key, target in known().items() for name in (key, *target.also)}
+    return {_plain(name): key for key, target in shipped().items() for name in (key, *target.also)}
 
 
 def _plain(name: str) -> str:

@@ -23,8 +23,8 @@ from ...npu import memory as npu_memory
 from ...npu import random as npu_random
 from ...npu.api import DeviceProperties, StreamContext
 from ...npu.refused import refusing
-from ...patch.attention import without_data
 from ...patch.device_module import chosen_by
+from ...patch.flex_attention import without_data
 from ...patch.instead_of_cuda import generators_made_by, of_cuda
 from . import compiling, data_loading, fused_attention, kernel_limits, memory_answers, side_streams, sobol
 from .device_memory import Devices
@@ -59,7 +59,7 @@ class Accelerator:
         return Devices(self.memory_bytes, self.capability, self.processors, self.kind, self.count, self.others)
 
 
-def _told(accelerator: Accelerator) -> side_streams.Told:
+def _memory_listener(accelerator: Accelerator) -> side_streams.Told:
     """What notes requests to the allocator of a device."""
     return lambda device, what, number: accelerator.devices.ask(place_of(f"{accelerator.kind}:{device}"), what, number)
 
@@ -75,7 +75,7 @@ def answers(accelerator: Accelerator | None) -> list[Patch]:
     """(owner, attribute, replacement) of what torch says about CUDA."""
     compiling.begin()
     data_loading.begin()
-    side_streams.begin(index_of, None if accelerator is None else _told(accelerator))
+    side_streams.begin(index_of, None if accelerator is None else _memory_listener(accelerator))
     shared = [
         (torch.Tensor, "cuda", _to_cuda),
         *data_loading.patches(),
@@ -98,6 +98,43 @@ def answers(accelerator: Accelerator | None) -> list[Patch]:
     refused = {name: refusing("torch.cuda", name, _NO_DEVICE) for name in _REFUSED}
     raw = (torch._C, "_cuda_getCurrentRawStream", lambda device: 0)  # which libraries with kernels of their own have
     return shared + [raw, *of_cuda(said | refused)] + _of_npus(accelerator) + _of_any_kind(accelerator)
+
+
+#: What a module for any kind of devices says.
+_SAID: dict[str, Any] = {
+    "is_available": lambda: True,
+    "is_initialized": lambda: True,
+    "_lazy_init": lambda: None,
+    "init": lambda: None,
+    "ipc_collect": lambda: None,
+    "synchronize": lambda device=None: kernel_limits.captured() if kernel_limits.capturing() else None,
+    "manual_seed": lambda seed: None,
+    "manual_seed_all": lambda seed: None,
+    "get_rng_state": lambda device="cuda": torch.random.get_rng_state(),
+    "set_rng_state": lambda state, device="cuda": None,
+    "initial_seed": torch.initial_seed,
+    "seed": lambda: None,
+    "seed_all": lambda: None,
+    "is_bf16_supported": lambda including_emulation=True: True,
+    "stream": StreamContext,
+    "StreamContext": StreamContext,
+    "Stream": side_streams.Stream,
+    "Event": side_streams.Event,
+    "current_stream": side_streams.current,
+    "default_stream": side_streams.main,
+    "set_stream": _set_stream,
+    "make_graphed_callables": lambda callables, *args, **kwargs: callables,  # what they do is what is counted
+    "can_device_access_peer": lambda device, peer: index_of(device) != index_of(peer),
+    "memory_snapshot": lambda *args, **kwargs: [],
+    "memory_stats_as_nested_dict": lambda device=None: {},
+    "host_memory_stats": OrderedDict,
+    "reset_accumulated_memory_stats": lambda device=None: None,
+    "get_allocator_backend": lambda: "native",
+    "is_current_stream_capturing": kernel_limits.capturing,
+    "is_tf32_supported": lambda: True,
+    "get_sync_debug_mode": lambda: 0,
+    "set_sync_debug_mode": lambda debug_mode: None,
+}
 
 
 def _said(accelerator: Accelerator, kind: str) -> dict[str, Any]:
@@ -124,10 +161,7 @@ def _said(accelerator: Accelerator, kind: str) -> dict[str, Any]:
         return place_of(kind if device is None else f"{kind}:{index_of(device)}")
 
     return memory_answers.answers(accelerator.devices, place) | {
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "_lazy_init": lambda: None,
-        "init": lambda: None,
+        **_SAID,
         "device_count": lambda: accelerator.count,
         "current_device": current_device,
         "set_device": set_current,
@@ -135,36 +169,8 @@ def _said(accelerator: Accelerator, kind: str) -> dict[str, Any]:
         "get_device_properties": of,
         "get_device_capability": lambda device=None: (of(device).major, of(device).minor),
         "get_arch_list": lambda: [f"sm_{accelerator.capability[0]}{accelerator.capability[1]}"],
-        "ipc_collect": lambda: None,
-        "synchronize": lambda device=None: kernel_limits.captured() if kernel_limits.capturing() else None,
-        "manual_seed": lambda seed: None,
-        "manual_seed_all": lambda seed: None,
-        "get_rng_state": lambda device="cuda": torch.random.get_rng_state(),
-        "set_rng_state": lambda state, device="cuda": None,
-        "initial_seed": torch.initial_seed,
-        "seed": lambda: None,
-        "seed_all": lambda: None,
-        "is_bf16_supported": lambda including_emulation=True: True,
         "device": _Device,
         "device_of": type("device_of", (_DeviceOf,), {"kind": kind}),
-        "stream": StreamContext,
-        "StreamContext": StreamContext,
-        "Stream": side_streams.Stream,
-        "Event": side_streams.Event,
-        "current_stream": side_streams.current,
-        "default_stream": side_streams.main,
-        "set_stream": _set_stream,
-        "make_graphed_callables": lambda callables, *args, **kwargs: callables,  # what they do is what is counted
-        "can_device_access_peer": lambda device, peer: index_of(device) != index_of(peer),
-        "memory_snapshot": lambda *args, **kwargs: [],
-        "memory_stats_as_nested_dict": lambda device=None: {},
-        "host_memory_stats": OrderedDict,
-        "reset_accumulated_memory_stats": lambda device=None: None,
-        "get_allocator_backend": lambda: "native",
-        "is_current_stream_capturing": kernel_limits.capturing,
-        "is_tf32_supported": lambda: True,
-        "get_sync_debug_mode": lambda: 0,
-        "set_sync_debug_mode": lambda debug_mode: None,
         "default_generators": tuple(_generator(f"{kind}:{i}") for i in range(accelerator.count)),
     }  # fmt: skip
 

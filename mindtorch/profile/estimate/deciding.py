@@ -175,7 +175,7 @@ def _combine(call: int, info: Any, inputs: list[Any], results: list[Any], values
     In a ``while``, what is not in a mask that has kept all rows keeps none: non-maximum suppression goes round until
     nothing is left.
     """
-    if info.name in _NOT and results and inputs[0] in _kept and waiting_loops.inside():
+    if info.name in _NOT and results and inputs[0] in _kept and waiting_loops.in_while():
         _rows[results[0]] = torch.zeros(results[0].shape, dtype=torch.bool, device="cpu")
         return
     if info.name not in _COMBINING or not results or any(t.dtype is not torch.bool for t in (*inputs, *results)):

@@ -60,9 +60,8 @@ def called(info: Any, args: tuple, kwargs: dict[str, Any], inputs: list[Any], un
 
     def draw() -> None:
         given = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu").fill_(0.5) for t in inputs]
-        holes = iter(given)  # numbers that any distribution takes
-        rest = tuple(predict.concrete(a, holes, torch.device("cpu")) for a in args)
-        info.call(*rest, **{k: predict.concrete(a, holes, torch.device("cpu")) for k, a in kwargs.items()})
+        on_cpu, named = predict.filled(args, kwargs, given, torch.device("cpu"))  # numbers that any distribution takes
+        info.call(*on_cpu, **named)
 
     kind = inputs[0].device.type
     if not unknown:

@@ -15,7 +15,7 @@ import torch
 
 from ... import ops
 from ...devices.lazy_device import on_cuda
-from ...engine.record.predict import concrete, lazy_in, quiet
+from ...engine.record.predict import filled, lazy_in, quiet
 
 __all__ = ["SCALARS", "check", "forget", "refuse"]
 
@@ -144,9 +144,8 @@ def _asked_of_the_cpu(
 def _said(info: Any, args: tuple, kwargs: dict[str, Any], dtypes: list[torch.dtype], sizes: list[torch.Size]) -> str:
     """The CPU's error of the call with zeros; empty where it takes them."""
     with quiet():
-        holes = iter([torch.zeros(s, dtype=d, device=_CPU) for s, d in zip(sizes, dtypes, strict=True)])
-        cargs = tuple(concrete(a, holes, _CPU) for a in args)
-        ckwargs = {k: concrete(a, holes, _CPU) for k, a in kwargs.items()}
+        zeros = [torch.zeros(s, dtype=d, device=_CPU) for s, d in zip(sizes, dtypes, strict=True)]
+        cargs, ckwargs = filled(args, kwargs, zeros, _CPU)
         if "device" in ckwargs:
             ckwargs["device"] = _CPU
         try:

@@ -60,7 +60,7 @@ from mindtorch.profile.estimate.on_host import OnHost
 from mindtorch.profile.estimate.sampled_calls import SamplingEstimate
 from mindtorch.profile.measure import peak
 from mindtorch.profile.measure.iterations import from_end_to_end
-from mindtorch.profile.measure.run import Run, between
+from mindtorch.profile.measure.observed_run import Run, between
 from mindtorch.profile.report.forecast import Forecast
 from mindtorch.profile.report.recording import STAGES, Places, Recording, Repeated, Stage, furthest, of_the_loop
 from mindtorch.profile.report.rows import CALLS, PHASE, SIG, as_table, grouped, told_as

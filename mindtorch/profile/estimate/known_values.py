@@ -31,7 +31,7 @@ from ...devices import mode
 from ...devices.lazy_device import device_at, place_of
 from ...engine.record import predict
 from ...engine.record.arguments import has_no_kernel
-from ...engine.record.predict import concrete, lazy_in, little
+from ...engine.record.predict import filled, lazy_in, little
 from ...graph.pending import Unrecorded
 from ...ops.schema import data_dependent
 from ...ops.scratch_rules import lstm_kept, rnn_workspace
@@ -445,10 +445,8 @@ def _on_values(
     place = _core.device_index(inputs[0])
     values, exact = assumptions.ranked(info.name, values, exact)
     shapes = [(v.shape, v.stride()) for v in values]
-    holes = iter(values)
     with predict.quiet(grad=True):
-        cargs = tuple(concrete(a, holes, _CPU) for a in args)
-        ckwargs = {k: concrete(a, holes, _CPU) for k, a in kwargs.items()}
+        cargs, ckwargs = filled(args, kwargs, values, _CPU)
         if "device" in ckwargs:
             ckwargs["device"] = _CPU
         out = info.call(*cargs, **ckwargs)

@@ -24,7 +24,7 @@ from ..._ext import ledger as _ledger
 from ...base.errors import NoDataError
 from ...base.file_names import short_names
 
-__all__ = ["MANY", "begin", "ended", "inside", "said", "turned"]
+__all__ = ["MANY", "begin", "ended", "in_while", "said", "turned"]
 
 MANY = 10_000  # reads at one line before it is told the opposite of the assumption
 FEW_ROUNDS, MUCH_WORK = 100, 200_000  # of a loop that nothing else can end: rounds, and calls that it has made
@@ -95,7 +95,7 @@ def turned(value: Any, dtype: torch.dtype, reads: int) -> Any:
     return _other(value, dtype, step, code.co_filename, loop.line, loop.rounds)
 
 
-def inside() -> bool:
+def in_while() -> bool:
     """Is the program's line in a ``while``?"""
     file, line, _function = _context.location(_context.get_location()) or ("", 0, "")
     return any(line in lines for lines in _bodies(file))

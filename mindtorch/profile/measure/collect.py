@@ -45,7 +45,7 @@ from mindtorch.profile.measure.collector_callbacks import ASKED, count, describe
 from mindtorch.profile.measure.device_ops import DeviceOps
 from mindtorch.profile.measure.imports import ImportWatch
 from mindtorch.profile.measure.npu_ops import NpuOps
-from mindtorch.profile.measure.run import Run, between
+from mindtorch.profile.measure.observed_run import Run, between
 from mindtorch.profile.measure.run_queue import RunQueue
 from mindtorch.profile.measure.sampling import SamplingProfile
 from mindtorch.profile.measure.started_workers import Loading

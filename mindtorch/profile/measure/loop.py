@@ -10,7 +10,7 @@ import torch
 
 from mindtorch._ext.collect import Collector
 from mindtorch.engine import semantics
-from mindtorch.profile.measure.run import Run, between
+from mindtorch.profile.measure.observed_run import Run, between
 
 
 class Loop(Run):

@@ -59,62 +59,21 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
             estimated=seen.mode == "estimate", fused=seen.fused, on_host=seen.on_host,
         )  # fmt: skip
     op_rows = [row for row in rows if row.sig]
-    counted = sum(row.calls for row in op_rows if seen.flops[row.sig] is not None and not _op(seen, row).is_free)
     uncounted = _uncounted(seen, op_rows)
-    missing = sum(entry["calls"] for entry in uncounted)
-    early_stages = [name for name in ("import", "init") if name != main and name in tables]
-    early_waits = sum((waits[name] for name in early_stages), Counter())
-    early = [row for name in early_stages for row in grouped(tables[name], SIG) if row.sig]
-    macs, early_macs = (sum(_cost(seen, row)[1] for row in found) for found in (op_rows, early))
+    startup = _startup(seen, tables, waits)
     time_ns = sum(row.ns for row in rows)
     if seen.gpu is not None:
         seen.gpu.within(time_ns)
     spent = time_ns + stage.overhead_ns
     share = time_ns / spent if spent else 1.0  # of the time of the run, what is the program's own
+    totals = _totals(seen, op_rows, time_ns, sum(entry["calls"] for entry in uncounted))
     placed, made_of = list(map(Row._make, every.tolist())), Labels(seen.samples, seen.names)
     patterns, failed = pattern_rows(seen, placed, made_of, forecast)
     parts, parts_failed = part_rows(seen, map(Row._make, tables[main].tolist()), forecast, made_of.flows)
     report: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "tool": {"mindtorch": _version(), "torch": str(torch.__version__), "python": platform.python_version()},
-        "mode": seen.mode,
-        "device": seen.device,
-        "command": list(sys.argv),
-        "lazy": _lazy(seen, rows),
-        "npu": seen.npu,
-        "gpu": None if seen.gpu is None else seen.gpu.report(),
-        "threads": [
-            {"name": name, "count": work.threads, "ops": work.ops, "self_s": work.ns / 1e9}
-            for name, work in seen.threads
-        ],
-        "model": seen.parameters.models[0] if seen.parameters.models else None,
-        "models": seen.parameters.models,
-        "startup": {
-            "import_s": seen.imported_ns / 1e9,
-            "imports": _imports(seen),
-            "compile_s": seen.compiled_ns / 1e9,
-            "init_s": sum(_seconds(tables, name, main) for name in early_stages),
-            "waits": [{"for": what, "self_s": ns / 1e9} for what, ns in early_waits.most_common()],
-            "ops": sum(row.calls for row in early),
-            "macs": early_macs,
-            "peak_bytes": max((seen.stages[name].peak_bytes for name in early_stages), default=0),
-        },
-        "totals": {
-            "ops": sum(row.calls for row in op_rows),
-            "flops": sum(_cost(seen, row)[0] for row in op_rows),
-            "macs": macs,
-            "host_flops": sum(_cost(seen, row)[0] for row in op_rows if row.sig in seen.on_host),
-            "product_flops": 2 * macs,
-            "params": seen.parameters.total,
-            "trainable_params": seen.parameters.trainable,
-            "peak_bytes": stage.peak_bytes,
-            "time_s": time_ns / 1e9,
-            "overhead_s": sum(part.overhead_ns for name, part in seen.stages.items() if name != "rest") / 1e9,
-            "wall_s": ((seen.frozen or seen.stopped) - seen.started) / 1e9,
-            "queued_s": seen.queued * time_ns / 1e9,
-            "counted_ops": counted,
-            "coverage": counted / (counted + missing) if counted + missing else 1.0,
-        },
+        **_head(seen, rows),
+        "startup": startup,
+        "totals": totals,
         "steps": _steps(seen, _seconds(tables, "warmup", main)),
         "phases": _phases(seen, by_phase, forecast, stage.launched),
         "parts": parts,
@@ -130,34 +89,90 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
         "unseen": unseen(seen.compiled, seen.children, seen.unseen_threads),
         "assumed": list(seen.assumed),
         **{name: list(seen.left_alone.get(name, ())) for name in ("not_written", "not_removed", "not_held_back")},
-        "warnings": warnings(seen, uncounted, by_phase, macs, early_macs) + failed + parts_failed,
+        "warnings": warnings(seen, uncounted, by_phase, totals["macs"], startup["macs"]) + failed + parts_failed,
         "interrupted": seen.interrupted,
         "exit_code": seen.exit_code,
     }
-    for key in DEVICE_PEAKS:  # where there is a device with an allocator; of the whole run
-        if seen.memory is not None and key in seen.memory:
-            report["totals"][key] = seen.memory[key]
-    if seen.shapes:
-        report["shapes"] = _shapes(seen, rows, seen.shapes)
-    if (generated := seen.generated(main)) is not None:
-        report["generation"] = generated
-    if seen.host is not None:
-        report["host"] = seen.host
-    if seen.cluster is not None:
-        report["cluster"] = seen.cluster
+    shapes = _shapes(seen, rows, seen.shapes) if seen.shapes else None
+    optional = {"shapes": shapes, "generation": seen.generated(main), "host": seen.host, "cluster": seen.cluster}
+    report |= {name: found for name, found in optional.items() if found is not None}
     if forecast is not None:
-        report["totals"]["predicted_s"] = forecast.seconds(rows)
-        report["totals"].update(forecast.totals(by_phase, stage.launched))
+        totals |= {"predicted_s": forecast.seconds(rows), **forecast.totals(by_phase, stage.launched)}
         report["roofline"] = forecast.summary(rows)
+        report["steps"] |= _of_one_step(forecast, stage.repeated)
     report["findings"] = findings(seen, report, placed, forecast, made_of)
     report.update(facts)
-    repeated = stage.repeated
-    if forecast is not None and repeated is not None:
-        found = forecast.totals(repeated.rows, repeated.launched)
-        report["steps"].update({key: found[key] / repeated.steps for key in ("about_s", "about_low_s", "about_high_s")})
     if forecast is not None:  # by what the facts say of tokens
         add_energy(report, forecast, by_phase, stage, _PHASES)
     return report
+
+
+def _head(seen: Recording, rows: list[Row]) -> dict[str, Any]:
+    """What ran where."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "tool": {"mindtorch": _version(), "torch": str(torch.__version__), "python": platform.python_version()},
+        "mode": seen.mode,
+        "device": seen.device,
+        "command": list(sys.argv),
+        "lazy": _lazy(seen, rows),
+        "npu": seen.npu,
+        "gpu": None if seen.gpu is None else seen.gpu.report(),
+        "threads": [
+            {"name": name, "count": work.threads, "ops": work.ops, "self_s": work.ns / 1e9}
+            for name, work in seen.threads
+        ],
+        "model": seen.parameters.models[0] if seen.parameters.models else None,
+        "models": seen.parameters.models,
+    }
+
+
+def _of_one_step(forecast: Forecast, repeated: Any) -> dict[str, float]:
+    if repeated is None:
+        return {}
+    about = forecast.totals(repeated.rows, repeated.launched)
+    return {key: about[key] / repeated.steps for key in ("about_s", "about_low_s", "about_high_s")}
+
+
+def _totals(seen: Recording, op_rows: list[Row], time_ns: int, missing: int) -> dict[str, Any]:
+    """missing: calls without a FLOP formula."""
+    counted = sum(row.calls for row in op_rows if seen.flops[row.sig] is not None and not _op(seen, row).is_free)
+    macs = sum(_cost(seen, row)[1] for row in op_rows)
+    return {
+        "ops": sum(row.calls for row in op_rows),
+        "flops": sum(_cost(seen, row)[0] for row in op_rows),
+        "macs": macs,
+        "host_flops": sum(_cost(seen, row)[0] for row in op_rows if row.sig in seen.on_host),
+        "product_flops": 2 * macs,
+        "params": seen.parameters.total,
+        "trainable_params": seen.parameters.trainable,
+        "peak_bytes": seen.stages[seen.reached].peak_bytes,
+        "time_s": time_ns / 1e9,
+        "overhead_s": sum(part.overhead_ns for name, part in seen.stages.items() if name != "rest") / 1e9,
+        "wall_s": ((seen.frozen or seen.stopped) - seen.started) / 1e9,
+        "queued_s": seen.queued * time_ns / 1e9,
+        "counted_ops": counted,
+        "coverage": counted / (counted + missing) if counted + missing else 1.0,
+        # Where there is a device with an allocator; of the whole run.
+        **{key: seen.memory[key] for key in DEVICE_PEAKS if seen.memory is not None and key in seen.memory},
+    }
+
+
+def _startup(seen: Recording, tables: dict[str, Any], waits: dict[str, Counter[str]]) -> dict[str, Any]:
+    """What ran before the stage that the report is about."""
+    stages = [name for name in ("import", "init") if name != seen.reached and name in tables]
+    waited: Counter[str] = sum((waits[name] for name in stages), Counter())
+    rows = [row for name in stages for row in grouped(tables[name], SIG) if row.sig]
+    return {
+        "import_s": seen.imported_ns / 1e9,
+        "imports": _imports(seen),
+        "compile_s": seen.compiled_ns / 1e9,
+        "init_s": sum(_seconds(tables, name, seen.reached) for name in stages),
+        "waits": [{"for": what, "self_s": ns / 1e9} for what, ns in waited.most_common()],
+        "ops": sum(row.calls for row in rows),
+        "macs": sum(_cost(seen, row)[1] for row in rows),
+        "peak_bytes": max((seen.stages[name].peak_bytes for name in stages), default=0),
+    }
 
 
 def _by_what(waits: Counter[tuple[str, int]]) -> Counter[str]:

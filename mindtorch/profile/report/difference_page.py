@@ -37,7 +37,7 @@ def page(difference: Mapping[str, Any]) -> str:
     """The whole of it, as text. difference: as `difference.compare` makes it."""
     return document(
         short(f"genie diff {' → '.join(difference['diff'])}"),
-        contents(difference),
+        page_data(difference),
         _VIEWER,
         [f"{name}.js" for name in _SCRIPTS],
         tool="genie diff",
@@ -46,7 +46,7 @@ def page(difference: Mapping[str, Any]) -> str:
     )
 
 
-def contents(difference: Mapping[str, Any]) -> dict[str, Any]:
+def page_data(difference: Mapping[str, Any]) -> dict[str, Any]:
     """What the page shows. Figures are pairs: before, and after. Of a table, `rest` is how many rows were left out, and
     their sums."""
     metrics = [name for name in ("flops", "bytes", "ops", "params", "time") if name in difference["totals"]]

@@ -99,7 +99,7 @@ FORMATS = (
         "Write a timeline for ui.perfetto.dev.",
         rb'\{"displayTimeUnit":"ms","traceEvents":\[\s*\{[^}]*\{"name":"modules and ops"',
         _draw,
-        measured=True,
+        needs="measured",
     ),
     Format(
         "html",
@@ -112,14 +112,14 @@ FORMATS = (
         "Write a flame graph by module and by line for speedscope.app.",
         rb'\{"\$schema":"[a-z:/.-]*speedscope[a-z./-]*","exporter":"genie ',
         _flame,
-        timed=True,
+        needs="times",
     ),
     Format(
         "memory-snapshot",
         "With an estimate: write a pickle for torch's memory viewer, pytorch.org/memory_viz.",
         rb"\x80\x04\x95[\s\S]{8}\}\x94\(\x8c\x05genie\x94\x8c\x0fmemory snapshot",
         _snapshot,
-        sized=True,
+        needs="card",
         binary=True,
     ),
 )

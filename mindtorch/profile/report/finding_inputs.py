@@ -126,7 +126,7 @@ class Looked:
         """where: file, line and function, or None."""
         return {**sourceline.facts(where), "module": self.seen.names[module] if module else ""}
 
-    def saved(self, device: Mapping[int, float], calls: Mapping[int, float] | None = None) -> float:
+    def seconds_saved(self, device: Mapping[int, float], calls: Mapping[int, float] | None = None) -> float:
         """Seconds that an estimate is shorter by, if its phases took so much less of the device, and of the host: a
         phase takes the longer of the two."""
         assert self.forecast is not None

@@ -84,58 +84,67 @@ class Labels:
         found = _placed(keyed, found)
         numbers = _numbered(instance for instances in found for instance in instances)
         for sample, keys_of, instances, silent in zip(samples, keyed, found, unclear, strict=True):
-            graph = sample.graph
-            labels: dict[int, _Label] = {}
-            for node in keys_of if _OPTIMIZER in graph._phase else ():
-                if graph._phase[node] == _OPTIMIZER:
-                    keys_of[node] = [(module, _OfStep(line), op) for module, line, op in keys_of[node]]
-            for instance in instances:
-                label = _Label(instance.pattern, numbers[instance.pattern, instance.place])
-                labels.update(dict.fromkeys(instance.nodes, label))
-                self.attributes[instance.pattern].append(instance.attributes)
-                self.verified[instance.pattern].append(instance.verified)
-                self.places[label].add(_around(graph, instance, keys_of, names))
-            _add_moves(graph, labels, silent)
-            cores = {node for instance in instances for node in instance.core}
-            own: Counter[tuple[str, Key]] = Counter()
-            differentiated = _differentiated(graph)
-            anchors = {instance.anchor for instance in instances} - self._count_steps(sample, instances, labels)
-            calls: dict[str, list[Key]] = defaultdict(list)  # by pattern
-            phase = graph._phase
-            for node, keys in keys_of.items():
-                if phase[node] == _BACKWARD or node in silent:
-                    continue  # of these, the rows are told by what ran forward, or by another graph
-                label_ = labels.get(node)
-                pattern = "" if label_ is None else label_.pattern
-                calls[pattern] += keys
-                if phase[node] == _OPTIMIZER:
-                    for _, _, op in keys:
-                        self.in_steps[op].add(pattern)
-                if node in differentiated:
-                    for module, _, op in keys:
-                        if module:
-                            for op_ in (_PRODUCT if op in PRODUCTS else op, _ANY):
-                                of = self.in_module[module, op_]
-                                of[pattern] = of.get(pattern, 0) + 1
-                if node in anchors:
-                    for key in _everywhere({_main(keys, graph._calls[graph._call[node]].op): 1}):
-                        own[pattern, key] += 1
-                        self.at[pattern, key].add(label_.place if label_ else -1)
-                if node in cores:
-                    self.cores.update(keys)
-            here: dict[Key, int] = {}
-            for pattern, each in calls.items():
-                for key, times in _everywhere(Counter(each)).items():
-                    here[key] = here.get(key, 0) + times
-                    known_of = self.of.get(key)
-                    if known_of is None:
-                        self.of[key] = {pattern: times}
-                    else:
-                        known_of[pattern] = known_of.get(pattern, 0) + times
-            self.alike.update(here)
-            self.anchors |= {
-                key: 1 if times == here[key[1]] else Fraction(times, here[key[1]]) for key, times in own.items()
-            }
+            own, calls = self._label(sample, keys_of, instances, silent, numbers, names)
+            self._count(own, calls)
+
+    def _label(
+        self, sample: Sample, keys_of: dict[int, list[Key]], instances: Sequence[Instance], silent: set[int],
+        numbers: Mapping[Any, int], names: Names,
+    ) -> tuple[Counter[tuple[str, Key]], dict[str, list[Key]]]:  # fmt: skip
+        """Of one graph: calls that are a pattern's instances' own, and all of its calls by pattern."""
+        graph = sample.graph
+        labels: dict[int, _Label] = {}
+        for node in keys_of if _OPTIMIZER in graph._phase else ():
+            if graph._phase[node] == _OPTIMIZER:
+                keys_of[node] = [(module, _OfStep(line), op) for module, line, op in keys_of[node]]
+        for instance in instances:
+            label = _Label(instance.pattern, numbers[instance.pattern, instance.place])
+            labels.update(dict.fromkeys(instance.nodes, label))
+            self.attributes[instance.pattern].append(instance.attributes)
+            self.verified[instance.pattern].append(instance.verified)
+            self.places[label].add(_around(graph, instance, keys_of, names))
+        _add_moves(graph, labels, silent)
+        cores = {node for instance in instances for node in instance.core}
+        own: Counter[tuple[str, Key]] = Counter()
+        differentiated = _differentiated(graph)
+        anchors = {instance.anchor for instance in instances} - self._count_steps(sample, instances, labels)
+        calls: dict[str, list[Key]] = defaultdict(list)  # by pattern
+        phase = graph._phase
+        for node, keys in keys_of.items():
+            if phase[node] == _BACKWARD or node in silent:
+                continue  # of these, the rows are told by what ran forward, or by another graph
+            label_ = labels.get(node)
+            pattern = "" if label_ is None else label_.pattern
+            calls[pattern] += keys
+            if phase[node] == _OPTIMIZER:
+                for _, _, op in keys:
+                    self.in_steps[op].add(pattern)
+            if node in differentiated:
+                for module, _, op in keys:
+                    if module:
+                        for op_ in (_PRODUCT if op in PRODUCTS else op, _ANY):
+                            of = self.in_module[module, op_]
+                            of[pattern] = of.get(pattern, 0) + 1
+            if node in anchors:
+                for key in _everywhere({_main(keys, graph._calls[graph._call[node]].op): 1}):
+                    own[pattern, key] += 1
+                    self.at[pattern, key].add(label_.place if label_ else -1)
+            if node in cores:
+                self.cores.update(keys)
+        return own, calls
+
+    def _count(self, own: Counter[tuple[str, Key]], calls: dict[str, list[Key]]) -> None:
+        """What is known of each call by its key, with what this graph tells."""
+        here: Counter[Key] = Counter()
+        for pattern, each in calls.items():
+            for key, times in _everywhere(Counter(each)).items():
+                here[key] += times
+                of = self.of.setdefault(key, {})
+                of[pattern] = of.get(pattern, 0) + times
+        self.alike.update(here)
+        self.anchors |= {
+            key: 1 if times == here[key[1]] else Fraction(times, here[key[1]]) for key, times in own.items()
+        }
 
     def _count_steps(self, sample: Sample, instances: Sequence[Instance], labels: Mapping[int, _Label]) -> set[int]:
         """Of what is within steps of optimizers, which are counted; the anchors of that.
@@ -354,26 +363,26 @@ def pattern_rows(
         there = called[row[MODULE : PHASE + 1]]
         for pattern in there.keys() - {""}:
             add(pattern, row, there[pattern] / (sum(there.values()) or 1.0))
-    found_rows = [
-        {
-            "name": name,
-            "instances": len(where[name]),
-            "calls": int(entry["calls"] + Fraction(1, 2)),
-            "time_s": entry["ns"] / 1e9,
-            "flops": round(entry["flops"]),
-            "bound_by_s": None if forecast is None else entry["bound"],
-            "verified": all(labels.verified[name]),
-            "modules": _folded(labels, name, where[name]),
-            "attributes": _common(labels.attributes[name]),
-        }
-        for name, entry in sorted(found.items(), key=lambda item: -item[1]["ns"])
-        if where[name]
-    ]
-    failed = [
-        f"the search for the pattern {name} failed: {type(error).__name__}: {error}"
-        for name, error in labels.failed.items()
-    ]
-    return found_rows, failed
+    longest_first = sorted(found.items(), key=lambda item: -item[1]["ns"])
+    failed = [f"the search for the pattern {name} failed: {type(error).__name__}: {error}"
+              for name, error in labels.failed.items()]  # fmt: skip
+    return [_row(labels, name, entry, where[name], forecast) for name, entry in longest_first if where[name]], failed
+
+
+def _row(
+    labels: Labels, name: str, entry: dict[str, Any], places: set[int], forecast: Forecast | None
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "instances": len(places),
+        "calls": int(entry["calls"] + Fraction(1, 2)),
+        "time_s": entry["ns"] / 1e9,
+        "flops": round(entry["flops"]),
+        "bound_by_s": None if forecast is None else entry["bound"],
+        "verified": all(labels.verified[name]),
+        "modules": _folded(labels, name, places),
+        "attributes": _common(labels.attributes[name]),
+    }
 
 
 def _folded(labels: Labels, name: str, places: set[int]) -> list[str]:

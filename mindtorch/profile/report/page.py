@@ -42,7 +42,7 @@ def page(report: dict[str, Any], seen: Recording) -> str:
     """The whole of it, as text."""
     return document(
         short(" ".join(["genie profile", *map(str, report["command"])])),
-        contents(report, seen),
+        page_data(report, seen),
         _VIEWER,
         [f"{name}.js" for name in _SCRIPTS],
         tool="genie profile",
@@ -51,7 +51,7 @@ def page(report: dict[str, Any], seen: Recording) -> str:
     )
 
 
-def contents(report: dict[str, Any], seen: Recording) -> dict[str, Any]:
+def page_data(report: dict[str, Any], seen: Recording) -> dict[str, Any]:
     """What the page shows: the report with its tables as columns and rows, and the flame graphs; all bounded in size.
 
     What was left out of a table is its `rest`: how many rows, and their sums.

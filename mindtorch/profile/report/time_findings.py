@@ -291,7 +291,7 @@ def attention(of: Looked) -> Said | None:
             fused = _fused_attention(of.seen.works[row.sig], phase == BACKWARD)
             device[phase] -= calls * of.forecast.of(fused).seconds
             host[phase] -= calls * op_time.host_seconds(fused, of.forecast.target, phase == BACKWARD)
-    share = of.part(of.saved(device, host))
+    share = of.part(of.seconds_saved(device, host))
     # More where the host is what takes the time: which views and copies go, too, is not known of all.
     saves = f"would save about {percent(share)} of the time or more, by the cost model"
     text = f"{start}; scaled_dot_product_attention {saves}"
@@ -348,7 +348,7 @@ def float32(of: Looked) -> Said | None:
         if (gain := cost.seconds - other.cost(row.sig).seconds) > 0:
             weights[row] = row.calls * gain
             less[row.phase] = less.get(row.phase, 0.0) + weights[row]
-    share = of.part(of.saved(less))
+    share = of.part(of.seconds_saved(less))
     text = (
         f"matrix products run in float32 without TF32, which would save about {percent(share)} of the time, by the "
         "cost model"
@@ -395,7 +395,7 @@ def optimizer(of: Looked) -> Said | None:
     host = stepped * sum(op_time.host_seconds(work, of.forecast.target, False) for work in works)
     busy = sum(row.ns for row in mine if row.sig) / 1e9
     launched = sum(row.calls * of.forecast.host(row.sig, OPTIMIZER) for row in mine if row.sig)
-    share = of.part(of.saved({OPTIMIZER: busy - device}, {OPTIMIZER: min(launched, whole) - host}))
+    share = of.part(of.seconds_saved({OPTIMIZER: busy - device}, {OPTIMIZER: min(launched, whole) - host}))
     kernels = "one fused kernel" if a_step == 1 else f"{a_step:.3g} fused kernels, one for each step(),"
     text = (
         f"{named} takes {percent(of.part(whole))} of the time{rest}, in {often}; {kernels} would save about "

@@ -40,15 +40,7 @@ def module_rows(
     own = {**_own(seen, rows, forecast), "params": parameters.own, "trainable": parameters.own_trainable}
     calls = seen.call_ns
     children, shown = _tree(set(own["ns"]) | set(entries), set(own["params"]))
-
-    # An explicit stack: a path may be deeper than Python's recursion limit.
-    order: list[tuple[int, int]] = []
-    place = _places(children, names)
-    todo = [(root, 0) for root in sorted(children[0], key=place.__getitem__, reverse=True)]
-    while todo:
-        path, depth = todo.pop()
-        order.append((path, depth))
-        todo.extend((child, depth + 1) for child in sorted(children[path], key=place.__getitem__, reverse=True))
+    order = _pre_order(children, _places(children, names))
     tree = _Tree(order)
     total = {name: tree.up(np.add, figures) for name, figures in own.items()}
     peaks = tree.up(np.maximum, seen.module_peaks)
@@ -90,6 +82,18 @@ def module_rows(
         found[-1]["self_predicted_s"] = found[-1]["predicted_s"] = own["predicted"].get(0, 0.0)
         found[-1].update(forecast.facts(Spread(*(own[name].get(0, 0.0) for name in _SPREAD))))
     return found
+
+
+def _pre_order(children: dict[int, list[int]], place: dict[int, tuple[int, int]]) -> list[tuple[int, int]]:
+    """(path, depth). An explicit stack: a path may be deeper than Python's recursion limit."""
+    order: list[tuple[int, int]] = []
+    todo = [(0, -1)]
+    while todo:
+        path, depth = todo.pop()
+        if depth >= 0:
+            order.append((path, depth))
+        todo.extend((child, depth + 1) for child in sorted(children[path], key=place.__getitem__, reverse=True))
+    return order
 
 
 def _own(seen: Recording, rows: Any, forecast: Forecast | None) -> dict[str, dict[int, Any]]:
