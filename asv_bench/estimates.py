@@ -31,9 +31,26 @@ processors = {processors}
 matrix = {{ float32 = {single}, bfloat16 = {half} }}
 vector = {{ float32 = {single} }}
 """
-#: Chips that the package does not know, with the memory that torch told of.
+_RTX_5090 = """
+[blackwell]
+name = "NVIDIA GeForce RTX 5090 32 GB"
+source = "NVIDIA RTX Blackwell GPU architecture white paper, appendix A (dense, accumulating in float32)"
+memory_bytes = 34.2e9
+memory_bandwidth = 1.792e12
+launch_s = 5e-6
+capability = [12, 0]
+processors = 170
+clock_hz = 2.407e9
+l2_bytes = 100e6
+power_w = 575
+ecc = false
+matrix = { float32 = 104.8e12, tf32 = 104.8e12, bfloat16 = 209.5e12, float16 = 209.5e12 }
+vector = { float32 = 104.8e12 }
+"""
+#: Chips that the package does not know; of Hopper's, with the memory that torch told of.
 SHEETS = {
     "h20": _HOPPER.format(name="H20 96 GB", memory=102e9, bandwidth=4.0e12, processors=78, single=44e12, half=148e12),
+    "rtx5090": _RTX_5090,
     "h100-96gb": _HOPPER.format(
         name="H100 96 GB", memory=102e9, bandwidth=2.4e12, processors=132, single=67e12, half=989e12
     ),

@@ -31,6 +31,9 @@ TABLES = (
     Table("train-amp-nchw-pt112-cu113-rtx3090", "rtx3090", True, False, False),
     Table("infer-amp-nchw-pt240-cu124-rtx4090", "rtx4090", False, False, True),
     Table("infer-amp-nhwc-pt240-cu124-rtx4090", "rtx4090", False, True, True),
+    Table("infer-amp-nhwc-pt240-cu124-rtx3090", "rtx3090", False, True, True),
+    Table("train-amp-nhwc-pt112-cu113-rtx3090", "rtx3090", True, True, False),
+    Table("infer-amp-nchw-pt291-cu130-5090", "rtx5090", False, False, True),
 )
 #: Chosen for being of many kinds, before any of their estimates for these chips was looked at.
 SPEEDS: dict[str, tuple[Speed, ...]] = {
@@ -55,7 +58,7 @@ SPEEDS: dict[str, tuple[Speed, ...]] = {
     "inception_v3": ((299, 1024, 2349.2), (299, 384, 602.27), (299, 1024, 3663.2), (299, 512, 4356.9)),
     "poolformer_s12": ((224, 1024, 4258.9), (224, 512, 1234.1), (224, 1024, 5647.4), (224, 512, 5207.2)),
 }
-#: Other models of the last two tables, named before their speeds were read, and read after the commit of the intervals.
+#: Other models on the RTX 4090, named before their speeds were read, and read after the commit of the intervals.
 FURTHER: dict[str, tuple[Speed, ...]] = {
     "resnet34": ((160, 1024, 16119.9), (160, 512, 22893.4)),
     "resnet101": ((160, 1024, 5347.38), (160, 512, 6654.99)),
@@ -70,16 +73,49 @@ FURTHER: dict[str, tuple[Speed, ...]] = {
     "dla60": ((224, 1024, 4267), (224, 512, 5050.11)),
     "res2net50_26w_4s": ((224, 1024, 3401.73), (224, 512, 3870.41)),
 }
+#: The twenty models in channels last on the RTX 3090.
+LAST: dict[str, tuple[Speed, ...]] = {
+    "resnet18": ((160, 1024, 20850), (224, 512, 3481.78)),
+    "resnet50": ((160, 1024, 7190.62), (224, 512, 1218.01)),
+    "resnext50_32x4d": ((160, 1024, 6056.31), (224, 384, 1001.03)),
+    "seresnet50": ((160, 1024, 6246.72), (224, 384, 971.79)),
+    "regnety_032": ((224, 1024, 2640.33), (224, 384, 496.85)),
+    "densenet121": ((224, 1024, 3031.71), (224, 256, 913.65)),
+    "vgg16": ((224, 1024, 1729.39), (224, 384, 546.06)),
+    "efficientnet_b0": ((224, 1024, 8241.4), (224, 512, 1751.72)),
+    "efficientnet_b3": ((288, 1024, 2053.58), (288, 128, 572.18)),
+    "mobilenetv2_100": ((224, 1024, 9887.57), (224, 512, 2313.1)),
+    "mobilenetv3_large_100": ((224, 1024, 13556), (224, 512, 2732.43)),
+    "convnext_tiny": ((224, 1024, 3120.16), (224, 256, 819.24)),
+    "vit_small_patch16_224": ((224, 1024, 4616.6), (224, 384, 1057.92)),
+    "vit_base_patch16_224": ((224, 1024, 1572.08), (224, 192, 392.99)),
+    "swin_tiny_patch4_window7_224": ((224, 1024, 2008.94), (224, 256, 648.69)),
+    "mixer_b16_224": ((224, 1024, 1768.46), (224, 256, 556.6)),
+    "resnetv2_50": ((224, 1024, 3927.67), (224, 512, 1288.61)),
+    "pit_s_224": ((224, 1024, 4950.08), (224, 384, 1010.83)),
+    "inception_v3": ((299, 1024, 2561.31), (299, 384, 782.35)),
+    "poolformer_s12": ((224, 1024, 4088.18), (224, 512, 1342.54)),
+}
+#: Models of five tables, named before their speeds there were read; read after the commit of every factor and interval.
+LATER: dict[str, tuple[Speed, ...]] = dict.fromkeys(
+    (
+        "resnet152", "resnext101_32x8d", "ecaresnet50d", "regnety_016", "regnetx_080", "densenet201", "vgg19_bn",
+        "efficientnet_b4", "efficientnetv2_s", "mnasnet_100", "fbnetc_100", "convnext_base", "convnext_nano",
+        "deit3_small_patch16_224", "deit_base_patch16_224", "vit_base_patch32_224", "swin_base_patch4_window7_224",
+        "twins_svt_small", "mixer_s16_224", "resmlp_24_224", "darknet53", "repvgg_b1g4", "inception_v4", "dpn92",
+    ), (),
+)  # fmt: skip
 
 
 class Run(NamedTuple):
-    """seconds: of a step, as published."""
+    """seconds: of a step, as published. group: "" for what intervals are made from, else the name of a check."""
 
     model: str
     table: Table
     size: int
     batch: int
     seconds: float
+    group: str
 
     @property
     def program(self) -> str:
@@ -89,13 +125,18 @@ class Run(NamedTuple):
 
 
 #: Chips whose rows are in no fit, and in no interval.
-CHECKS = ("rtx4090",)
+CHECKS = ("rtx4090", "rtx5090")
+#: The columns of each group, by their places in `TABLES`.
+GROUPS = (
+    ("", (0, 1, 2, 3), SPEEDS), ("", (4, 5), LAST), ("further models", (2, 3), FURTHER),
+    ("later models", (2, 3, 6, 1, 5), LATER),
+)  # fmt: skip
 RUNS = [
-    Run(model, table, size, batch, batch / rate)
-    for given, first in ((SPEEDS, 0), (FURTHER, 2))
-    for at, table in enumerate(TABLES[first:])
+    Run(model, TABLES[at], size, batch, batch / rate, group)
+    for group, columns, given in GROUPS
+    for place, at in enumerate(columns)
     for model, speeds in given.items()
-    for size, batch, rate in speeds[at : at + 1]
+    for size, batch, rate in speeds[place : place + 1]
 ]
 HEAD = """## Image models on GeForce
 
@@ -133,7 +174,7 @@ def section() -> str:
         t = estimated(run.table.chip, run.program)
         error, inside = t["about_s"] / run.seconds - 1, t["about_low_s"] <= run.seconds <= t["about_high_s"]
         kind = ("inference", "training")[run.table.training], ("NCHW", "NHWC")[run.table.last]
-        chip = run.table.chip + (", further models" if run.model in FURTHER else "")
+        chip = run.table.chip + (f", {run.group}" if run.group else "")
         found.setdefault((chip, *kind), []).append((error, inside, run.seconds < t["bound_s"]))
         low, high = t["about_low_s"] * 1e3, t["about_high_s"] * 1e3
         lines.append(
