@@ -10,7 +10,8 @@ import multiprocessing
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,12 @@ def estimated(target: str, program: str) -> Totals:
     """Of one step of a program, after one: ``bound_s``, ``about_s``, ``about_low_s``, ``about_high_s``, and joules
     (``energy_j``, ``energy_low_j``, ``energy_high_j``) where those of the target are known."""
     return by_tables(target, program, {"": factors.fitted()})[""]
+
+
+def estimated_each(given: Iterable[tuple[str, str]]) -> list[Totals]:
+    """`estimated` of each target and program, as many at once as there are processors."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(lambda one: estimated(*one), given))
 
 
 def by_tables(target: str, program: str, tables: Mapping[str, Table]) -> dict[str, Totals]:
