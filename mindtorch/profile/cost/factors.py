@@ -162,7 +162,7 @@ def _of_another_source(found: Factors, target: Target, kind: str, among: str) ->
     if which == "carried" and geforce(target):
         doubt = fitted().get("geforce", {}).get(kind, {}).get("program", doubt)
     low, high = doubt.get(among) or [doubt.get(name, beyond) for name, beyond in _ENDS]
-    if which == "carried" and geforce(target):  # `CLOCK` is one board's
+    if which == "carried" and kind == "half" and geforce(target):  # `CLOCK` is one board's
         low, high = (math.copysign(math.hypot(end, _SHEET), end) for end in (low, high))
     return replace(found, low=float(low), high=float(high))
 
