@@ -50,9 +50,9 @@ This table shows which data the factors behind each figure were fitted to ("seen
 | training on many cards: a100 | seen | seen: one figure was fitted to the very rows | seen |
 | training on many cards: a100-40gb | its twin's factors | seen | seen |
 | training on many cards: h100 | seen by single operations, not by programs | seen on another chip | seen on another chip |
-| image models: rtx3090 | not seen | no factor; its rows were in view when the rules for GeForce were chosen, and make its interval | not seen |
-| image models: rtx4090 | not seen | seen on another chip by the interval; estimated after the commit of all factors, before that of the interval | seen on another chip by the interval |
-| image models: rtx4090, further models | not seen | the same; read after the commit of the interval, too | not seen |
+| image models: rtx3090 | seen: GeForce's clock and two rules of convolutions were fitted to these rows, which make its interval, too | seen | seen |
+| image models: rtx4090, and its further models | not seen | seen on another chip; earlier estimates of these rows were known | seen on another chip |
+| image models: later models | 3090 seen; 4090 and 5090 not seen | seen on another chip or of other models; read after the commit of all factors and intervals | not seen |
 | hosts that nobody measured | its own factors or those of related chips; the host is the limit | the centre was fitted to the first host, the interval made from nine; four hosts were estimated after that commit | decoding seen |
 | published runs | its own factors or those of related chips | not seen, except for two factors of whole programs, and the host (the centre from source 5; source 6 is among the hosts of the interval) | convolutions and compiled code seen |
 | peaks of memory | no figure was fitted | no figure was fitted; what sources 3 to 5 show was seen, as their notes say | no figure was fitted |

@@ -10,7 +10,8 @@ import multiprocessing
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,26 @@ processors = {processors}
 matrix = {{ float32 = {single}, bfloat16 = {half} }}
 vector = {{ float32 = {single} }}
 """
-#: Chips that the package does not know, with the memory that torch told of.
+_RTX_5090 = """
+[blackwell]
+name = "NVIDIA GeForce RTX 5090 32 GB"
+source = "NVIDIA RTX Blackwell GPU architecture white paper, appendix A (dense, accumulating in float32)"
+memory_bytes = 34.2e9
+memory_bandwidth = 1.792e12
+launch_s = 5e-6
+capability = [12, 0]
+processors = 170
+clock_hz = 2.407e9
+l2_bytes = 100e6
+power_w = 575
+ecc = false
+matrix = { float32 = 104.8e12, tf32 = 104.8e12, bfloat16 = 209.5e12, float16 = 209.5e12 }
+vector = { float32 = 104.8e12 }
+"""
+#: Chips that the package does not know; of Hopper's, with the memory that torch told of.
 SHEETS = {
     "h20": _HOPPER.format(name="H20 96 GB", memory=102e9, bandwidth=4.0e12, processors=78, single=44e12, half=148e12),
+    "rtx5090": _RTX_5090,
     "h100-96gb": _HOPPER.format(
         name="H100 96 GB", memory=102e9, bandwidth=2.4e12, processors=132, single=67e12, half=989e12
     ),
@@ -46,6 +64,12 @@ def estimated(target: str, program: str) -> Totals:
     """Of one step of a program, after one: ``bound_s``, ``about_s``, ``about_low_s``, ``about_high_s``, and joules
     (``energy_j``, ``energy_low_j``, ``energy_high_j``) where those of the target are known."""
     return by_tables(target, program, {"": factors.fitted()})[""]
+
+
+def estimated_each(given: Iterable[tuple[str, str]]) -> list[Totals]:
+    """`estimated` of each target and program, as many at once as there are processors."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(lambda one: estimated(*one), given))
 
 
 def by_tables(target: str, program: str, tables: Mapping[str, Table]) -> dict[str, Totals]:

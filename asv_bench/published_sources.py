@@ -71,7 +71,7 @@ def programs() -> list[Program]:
         if each.chip != "a100":
             found.append(Program("LLM-Foundry, MPT", "half", f"{each.cards}x{each.chip}", each.seconds, each.program))
     for one in published_timm.RUNS if published_timm.installed() else ():
-        if one.table.chip not in published_timm.CHECKS:
+        if one.table.chip not in published_timm.CHECKS and not one.group:
             among = "training" if one.table.training else "inference"
             found.append(Program("timm, image models", "half", one.table.chip, one.seconds, one.program, among))
     return found

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from mindtorch.profile.cost import factors, op_time, roofline, targets, work
+from mindtorch.profile.cost import factors, implicit_gemm, op_time, roofline, targets, work
 from mindtorch.profile.estimate.estimator import Estimator
 
 A100 = targets.find("a100")
@@ -173,6 +173,44 @@ def test_C4_geforces_slower_matrix_units_are_fed_as_fast_and_come_nearer_to_thei
     reached = [op_time.estimate(large, chip).least / op_time.estimate(large, chip).seconds for chip in (l40s, rtx4090)]
     assert reached[0] < reached[1] <= 1
     assert factors.of(targets.find("a6000"), "product", "half").values["efficiency"] < 1  # it has all of its units
+
+
+def test_C4_boards_of_geforce_may_pass_their_data_sheets_clock() -> None:
+    """Bounds allow for the highest clock; what is copied of a convolution in the default layout is its input alone."""
+    chip, other = targets.find("rtx4090"), targets.find("l40s")
+    product = work.Work(2 * 8192**3, 8192**3, 0, 0, "float16", "matmul", "aten::mm", product=(1, 8192, 8192, 8192))
+    peak = product.flops / chip.rate("float16", True)
+    assert roofline.bound(chip, product)[0] == pytest.approx(peak / factors.HIGHEST_CLOCK)
+    assert roofline.bound(other, product)[0] == product.flops / other.rate("float16", True)
+    assert roofline.bound(chip, product)[0] < op_time.estimate(product, chip).seconds < peak * 1.05
+    newer = dataclasses.replace(chip, capability=(12, 0))
+    assert not factors.stacked(newer) and factors.geforce(newer)
+
+
+@pytest.mark.parametrize(("item", "wanted", "copied"), [(2.0, "forward", 1), (2.0, "input", 2), (4.0, "forward", 2)])
+def test_C4_a_convolution_in_the_default_layout_copies(item: float, wanted: str, copied: int) -> None:
+    chip = targets.find("rtx3090")
+    known = factors.of(chip, "product", "half").values
+    given = implicit_gemm.Convolution(1, 64, 64, 9, 10**6, 10**6, True, True, (wanted,))
+    least, most = (
+        implicit_gemm.seconds(known, known, chip, given._replace(last=last), item, 0.5, (71e12, 35e12))
+        for last in (True, False)
+    )
+    assert least is not None and most is not None
+    assert most - least == pytest.approx(copied * 2 * item * given.read / (chip.memory_bandwidth * 0.5))
+
+
+def test_C4_the_gradient_of_a_depthwise_weight_reads_its_tensors_for_each_element_of_the_kernel() -> None:
+    chip = targets.find("rtx3090")
+    given = implicit_gemm.Convolution(64, 1, 1, 9, 10**6, 10**6, True, False, ("input", "weight"))
+    known = factors.of(chip, "product", "half").values
+    small, large = (
+        implicit_gemm.seconds(known, known, chip, given._replace(taps=taps), 2.0, 0.9, (71e12, 35e12))
+        for taps in (9, 49)
+    )
+    assert small is not None and large == pytest.approx(small * 49 / 9)
+    forward = given._replace(wanted=("forward",))
+    assert implicit_gemm.seconds(known, known, chip, forward, 2.0, 0.9, (71e12, 35e12)) is None
 
 
 def test_C4_memory_without_error_correction_streams_at_the_share_of_stacked_memory() -> None:

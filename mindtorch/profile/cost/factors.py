@@ -6,12 +6,13 @@ compute capability (`_kin`); they are shares of its own data sheet's rates. Fact
 
 - memory: chips with stacked memory (HBM: a capability with a zero behind the dot) and with GDDR are further apart; in
   what streams memory, those whose error correction takes bandwidth and those whose does not;
-- matrix units: those of GeForce have half the rate that the silicon's have elsewhere (`_slower_units`);
+- matrix units: those of GeForce have half the rate that the silicon's have elsewhere (`_slower_units`); boards of that
+  class clock higher than their data sheet (`CLOCK`);
 - power: what matrix work reaches for long is at most what the board's power sustains. A multiply-add on ordinary units
   takes some `JOULES` per operation by generation; on matrix units, what the fitted kin of the generation sustains, and
   in a whole program what was fitted to training on A100 (`joules`), times what a generation saves of `JOULES`;
 - whole programs: what those in 16 bits take of their calls' time (`whole`) was fitted to chips with stacked memory. It
-  is not carried over to others: GeForce runs at higher clocks than its data sheet's, which outweighs it.
+  is not carried over to others.
 """
 
 from __future__ import annotations
@@ -43,6 +44,12 @@ _NEAR, _MEMORY, _POWER = 0.5, 2.0, 10.0
 _SHEET = 0.05
 #: Matrix units of less than this share of the kin's rate are slower ones, beside as much of everything else.
 _SLOWER = 0.75
+#: The clock at which GeForce boards run matrix work, of the boost clock of the data sheet, which is an average of games
+#: that NVIDIA does not name: fitted to timm's rows of the RTX 3090. The highest that their firmware allows: 2.1 GHz on
+#: the RTX 3090, 3.1 GHz on the RTX 4090 ("Max Clocks" of nvidia-smi).
+CLOCK, HIGHEST_CLOCK = 1.15, 1.24
+#: How a higher clock changes the factors of products and attention: rates grow by it, cycles get shorter.
+_CLOCKED = {"efficiency": 1, "feed": 1, "cache": 1, "store": 1, "step": -1, "fill": -1}
 #: What another chip by another source is further off: errors of factors that were carried over are from within one
 #: source. The middle error of published runs on an RTX 3090 (timm's tables of training and inference).
 _SOURCE = 0.2
@@ -155,6 +162,8 @@ def _of_another_source(found: Factors, target: Target, kind: str, among: str) ->
     if which == "carried" and geforce(target):
         doubt = fitted().get("geforce", {}).get(kind, {}).get("program", doubt)
     low, high = doubt.get(among) or [doubt.get(name, beyond) for name, beyond in _ENDS]
+    if which == "carried" and kind == "half" and geforce(target):  # `CLOCK` is one board's
+        low, high = (math.copysign(math.hypot(end, _SHEET), end) for end in (low, high))
     return replace(found, low=float(low), high=float(high))
 
 
@@ -243,6 +252,19 @@ def _slower_units(values: dict[str, float], target: Target, kin: list[_Kin]) -> 
         values["efficiency"] = max(values["efficiency"], 1.0)
     else:  # attention, whose other work stays
         values["efficiency"] = 1 / (1 + (1 / values["efficiency"] - 1) * rate)
+    if geforce(target):
+        _clocked(values, target, rate)
+
+
+def _clocked(values: dict[str, float], target: Target, rate: float) -> None:
+    """On boards of GeForce, slower units leave power, so clocks stay high. Memory has no check bits, so products read
+    it as fast as `streams` do. rate: of the matrix units, of the kin's: addresses of convolutions cost as much less."""
+    if "tired" in values:
+        values["tired"] = values["spent"] = 1.0
+        values["memory"] = max(values["memory"], of(target, "stream", "half").values["elementwise"])
+        values["addresses"] = rate
+    for name in _CLOCKED.keys() & values.keys():
+        values[name] *= CLOCK ** _CLOCKED[name]
 
 
 def twins(target: Target, other: Target) -> bool:
@@ -255,8 +277,10 @@ def _generation(target: Target) -> float:
 
 
 def stacked(target: Target) -> bool:
-    """Whether its memory is stacked beside the chip (HBM)."""
-    return target.capability[1] == 0 or target.capability[0] >= 9
+    """Whether its memory is stacked beside the chip (HBM). Of the generations whose capability ends in a zero, the one
+    of RTX 50 has GDDR."""
+    major, minor = target.capability
+    return major < 12 and (minor == 0 or major >= 9)
 
 
 def geforce(target: Target) -> bool:

@@ -3,16 +3,20 @@
 A convolution of N images is the product of N x P x Q rows (output pixels), K columns (output channels) and C x R x S
 contracted elements (input channels times the kernel's). Backward is two kernels more: of the gradient of the input
 (N x H x W rows, C columns) and of the weights (K rows, C x R x S columns, N x P x Q contracted). No kernel writes the
-matrix of patches: what it takes beside computing is its tensors, once. None of this was fitted to measurements of
-convolutions, of which there were none; what is assumed:
+matrix of patches: what it takes beside computing is its tensors, once. There were no measurements of single
+convolutions; what is assumed:
 
-- A kernel reaches `REACHED` of what the product of the same shape does: addresses of patches cost instructions.
+- A kernel takes `ADDRESSES` longer than the product of the same shape: addresses of patches cost instructions. In the
+  forward pass, the slower matrix units of GeForce wait as much less for those.
 - Matrix units (two-byte numbers, TF32) take channels in pieces of 16 bytes: three are computed as four or eight.
 - Their kernels want channels last (NVIDIA, "Convolutional Layers User's Guide"): another layout is copied into that
-  one before, and the result back after, unless ordinary units are faster.
+  one before, and the result back after. In the forward pass, kernels for two-byte numbers write the other layout
+  themselves (cuDNN's "nhwc2nchw"). Timm's rows of the RTX 3090 in NCHW, and ResNet-50 in TF32, say so.
 - On ordinary units, kernels of 3 x 3 with neither stride nor dilation run as F(2x2, 3x3) of Winograd, with 2.25 times
   fewer multiply-adds (Lavin and Gray, 2016).
-- Groups of few channels (depthwise) stream memory.
+- Groups of few channels (depthwise) stream memory. For the gradient of the weights, each of the kernel's elements goes
+  over both tensors (`conv_depthwise2d_grad_weight_kernel` of torch has a block of threads for each); `AGAIN` is the
+  share that comes from memory, fitted to training on the RTX 3090.
 """
 
 from __future__ import annotations
@@ -27,12 +31,14 @@ from mindtorch.ops.call import Call, strides
 from mindtorch.profile.cost import products
 from mindtorch.profile.cost.targets import Target
 
-REACHED = 0.8
+ADDRESSES = 0.25
+AGAIN = 0.75
 #: Multiply-adds of a direct convolution by those of Winograd's.
 WINOGRAD = 2.25
 #: Groups of fewer channels than this are no products.
 _CHANNELS = 8
 _PIECE = 16
+_TWO = 2.0  # bytes
 
 
 class Convolution(NamedTuple):
@@ -126,17 +132,18 @@ def seconds(
     """known: factors of products in its numbers; ordinary: those of float32 on ordinary units. item: bytes of an
     element. share: of the bandwidth, for copies. peaks: operations per second on matrix units (0: not on them) and on
     ordinary ones. None: it streams memory."""
+    bandwidth = chip.memory_bandwidth * share
     if of.groups > 1 and min(of.channels, of.features) < _CHANNELS:
-        return None
+        both = item * (of.read + of.written)
+        return AGAIN * of.taps * both / bandwidth if "weight" in of.wanted else None
+    if not peaks[0]:
+        return sum(_kernel(ordinary, chip, of, kind, 4.0, item, peaks[1], of.plain) for kind in of.wanted)
     total = 0.0
     for kind in of.wanted:
-        plain = _kernel(ordinary, chip, of, kind, 4.0, item, peaks[1], of.plain)
-        if peaks[0]:
-            fast = _kernel(known, chip, of, kind, item, item, peaks[0], False)
-            if not of.last:
-                fast += 2 * item * (of.read + of.written) / (chip.memory_bandwidth * share)
-            plain = min(plain, fast)
-        total += plain
+        total += _kernel(known, chip, of, kind, item, item, peaks[0], False)
+        if not of.last:
+            copied = of.read if kind == "forward" and item <= _TWO else of.read + of.written
+            total += 2 * item * copied / bandwidth
     return total
 
 
@@ -160,7 +167,8 @@ def _kernel(
     shape = products.Products(of.groups, rows, columns, inner, unit)
     # Patches overlap: of what a product of this size reads, the tensors are this part.
     once = {**f, "cache": f["cache"] * of.taps}
-    computing = float(products.seconds(once, _unbounded(chip), peak, shape)[0]) / REACHED
+    addresses = ADDRESSES * (f.get("addresses", 1.0) if kind == "forward" else 1.0)
+    computing = float(products.seconds(once, _unbounded(chip), peak, shape)[0]) * (1 + addresses)
     if winograd:
         computing /= WINOGRAD
     nbytes = item * (of.read + of.written + of.weights)

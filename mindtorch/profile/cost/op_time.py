@@ -132,8 +132,8 @@ def _sustained(target: Target, peak: float) -> float:
     even, to be held back by it. joules: of one operation in 16 bits; other formats take as much of their peak.
     """
     joules = program(target, "half").values.get("joules", 0.0)
-    share = target.power_w / (joules * target.rate("bfloat16", True)) if joules and target.power_w else 1.0
-    return peak * min(share, 1.0)
+    share = target.power_w / (joules * target.rate("bfloat16", True)) if joules and target.power_w else math.inf
+    return peak * min(share, factors.CLOCK if factors.geforce(target) else 1.0)
 
 
 def _kind(work: Work, tf32: bool) -> str:
@@ -180,7 +180,7 @@ def _convolved(work: Work, target: Target, known: Factors, kind: str, peak: floa
     ordinary = target.rate("float32", False)
     if work.convolution is None:
         of = products.Products(1, 1, 1, max((work.flops or 2) // 2, 1), families.itemsize(work.dtype))
-        return float(products.seconds(known.values, target, peak, of)[0]) / implicit_gemm.REACHED
+        return float(products.seconds(known.values, target, peak, of)[0]) * (1 + implicit_gemm.ADDRESSES)
     share = _factors(target, "stream", kind).values["elementwise"]
     found = implicit_gemm.seconds(
         known.values, _factors(target, "product", "single").values, target, work.convolution,

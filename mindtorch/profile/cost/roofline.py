@@ -9,6 +9,7 @@ it: a busy host launches ahead, and a CUDA graph launches all at once.
 from __future__ import annotations
 
 from mindtorch.ops.op_row import MATRIX_TAGS
+from mindtorch.profile.cost.factors import HIGHEST_CLOCK, geforce
 from mindtorch.profile.cost.targets import Target
 from mindtorch.profile.cost.work import Work
 
@@ -32,12 +33,17 @@ def bound(target: Target, work: Work, tf32: bool = False) -> tuple[float, float]
     on_matrix_units = work.tag in MATRIX_TAGS
     flops = (work.flops or 0) / (WINOGRAD if work.tag == "conv" else 1)
     rate = "tf32" if tf32 and on_matrix_units and work.dtype == "float32" else work.dtype
-    return flops / target.rate(rate, on_matrix_units), least_moving(target, work.bytes)
+    return flops / (target.rate(rate, on_matrix_units) * _clock(target)), least_moving(target, work.bytes)
 
 
 def least_moving(target: Target, nbytes: float) -> float:
-    cached = nbytes / (CACHE_RATE * target.clock_hz * target.processors)
+    cached = nbytes / (CACHE_RATE * target.clock_hz * _clock(target) * target.processors)
     return max((nbytes - target.l2_bytes) / target.memory_bandwidth, cached)
+
+
+def _clock(target: Target) -> float:
+    """The highest clock, of the data sheet's: a board of GeForce may pass the latter."""
+    return HIGHEST_CLOCK if geforce(target) else 1.0
 
 
 def balance(target: Target, dtype: str, tag: str = "matmul") -> float:
