@@ -100,6 +100,23 @@ def test_L2_a_copy_by_name_is_a_copy_and_a_move_by_name_is_none() -> None:
     assert aten.to.device(x, torch.device(LAZY), torch.float32) is x
 
 
+@pytest.mark.parametrize("here", ["cpu", LAZY])
+@pytest.mark.parametrize("there", ["cpu", LAZY, "remote_accelerator:1"])
+def test_L2_a_move_to_where_another_is(here: str, there: str) -> None:
+    x, other = torch.ones(2), torch.ones(1, dtype=torch.float64)
+    moved = aten.to.other(x.to(here), other.to(there))
+    assert (moved.device, moved.dtype, moved.tolist()) == (torch.device(there), torch.float64, [1, 1])
+    put = torch.ops.prims.device_put.default(x.to(here), torch.device(there))
+    assert (put.device, put.dtype, put.tolist()) == (torch.device(there), torch.float32, [1, 1])
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_L2_the_number_of_a_tensors_device(index: int) -> None:
+    x = torch.ones(2, device=f"remote_accelerator:{index}")
+    assert torch.get_device(x) == torch.Tensor.get_device(x) == x.get_device() == index
+    assert torch.get_device(torch.ones(2)) == -1
+
+
 def test_L2_a_factory_by_name_that_needs_a_gradient_has_one() -> None:
     x = torch.ops.aten.ones.default([2], device=torch.device(LAZY)).requires_grad_()
     (x * 3).sum().backward()

@@ -9,7 +9,9 @@ too, and what C++ composes of ``empty`` and ``empty_strided``.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ from ..devices.places import RECORDED, where
 from ..engine.record import eager
 from . import creation
 
-__all__ = ["create_shown", "register", "unregister"]
+__all__ = ["create_shown", "made_by_estimate", "register", "unregister"]
 _transforming = torch._C._functorch.peek_interpreter_stack
 _lift = torch.ops.aten.lift_fresh.default
 _functions = torch._C._VariableFunctions
@@ -35,9 +37,26 @@ _libraries: list[torch.library.Library] = []
 def register() -> None:
     """Give torch's slot, which bears our name, the kernels that make tensors on our devices."""
     unregister()
-    _libraries.append(library := torch.library.Library("aten", "IMPL"))
+    _libraries.append(_factories_of("PrivateUse1"))
+
+
+@contextmanager
+def made_by_estimate(kind: str) -> Iterator[None]:
+    """Within the block, an estimate, operators that are called by name make its tensors on devices of this type."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch built with CUDA has kernels, and tells that these come before them
+        library = _factories_of("PrivateUse1" if kind == "npu" else "CUDA")
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def _factories_of(key: str) -> torch.library.Library:
+    library = torch.library.Library("aten", "IMPL")
     for name, overload in _factories():
-        library.impl(overload, functools.partial(_make, _hooks.original(getattr(_functions, name))), "PrivateUse1")
+        library.impl(overload, functools.partial(_make, _hooks.original(getattr(_functions, name))), key)
+    return library
 
 
 def unregister() -> None:

@@ -34,7 +34,7 @@ from ..devices.places import ESTIMATED, META, NPU, RECORDED, TORCHS, take, type_
 from ..engine.execute import device_copies, tensors, values
 from ..engine.record import handlers, predict, unwrapping
 from ..engine.record.arguments import to_options
-from ..engine.record.meta import as_meta
+from ..engine.record.meta import MetaTensor, as_meta
 from ..engine.record.mixing import SPARSE
 from ..engine.tensor import classes
 from ..npu import creation as npu_creation
@@ -258,6 +258,8 @@ def _to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     target = _target(args, kwargs)
     if classes.has_own_function(self, (*args, *kwargs.values())):
         return _ask(torch.Tensor.to, _torch_to, target, self, *args, **kwargs)
+    if target is not None and isinstance(self, MetaTensor):
+        return MetaTensor.to(self, *args, **kwargs)  # its class's own method, called as torch.Tensor's
     place = where(target)
     if place is not NPU and wrappers.crosses(self, target):
         device = tensors.torch_device(tensors.index_of(target)) if place is RECORDED else torch.device(str(target))

@@ -427,7 +427,7 @@ def table() -> dict[Any, Handler]:
         _base.data.__set__: set_data,  # type: ignore[attr-defined]
         torch._C._VariableFunctions._make_dual: _unsure,
         **{getattr(_base, name).__get__: attribute.answer for name, attribute in ATTRIBUTES.items()},
-        _base.get_device: lambda args, kwargs: _core.device_index(args[0]),
+        **dict.fromkeys((torch.get_device, _base.get_device), lambda args, kwargs: args[0].get_device()),
         _base.item: lambda args, kwargs: args[0].item(),
         _base.tolist: lambda args, kwargs: args[0].tolist(),
         _base.cpu: lambda args, kwargs: args[0].cpu(*args[1:], **kwargs),

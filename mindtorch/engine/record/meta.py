@@ -71,6 +71,17 @@ class MetaStorage:
         self._address = None if mode.now.estimate is None else address(t, of_storage=True)
         self._handle = t._handle
 
+    @property
+    def _cdata(self) -> int:
+        """Which storage it is: torch's own have one object each, which these do not."""
+        return int(_core.root_slot(self._handle))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MetaStorage) and self._cdata == other._cdata
+
+    def __hash__(self) -> int:
+        return hash(self._cdata)
+
     def nbytes(self) -> int:
         """In an estimate, the bytes of the storage; otherwise the bytes from its start to the tensor's last element."""
         held = 0 if mode.now.estimate is None else _ledger.held_bytes(self._handle)

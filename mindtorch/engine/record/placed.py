@@ -1,4 +1,4 @@
-"""Operators that put something on the ``device`` that they name, beside a tensor: ``aten::_to_copy``, ``zeros_like`` …
+"""Operators that put something on a device that they name, beside a tensor: ``aten::_to_copy``, ``zeros_like`` …
 
 Below Python, C++ takes our tensors for the CPU's: which device is meant, only the call of the operator by name says.
 """
@@ -20,6 +20,10 @@ def on_named_device(func: Any) -> Callable[[tuple, dict[str, Any]], Any] | None:
     """What answers a call of this operator by name, by torch's public function; None where it names no device."""
     name = func._schema.name.removeprefix("aten::")
     arguments = [a.name for a in func._schema.arguments]
+    if name == "prims::device_put":
+        return functools.partial(_answer, torch.Tensor.to, ["self", *arguments[1:]], {})
+    if name == "to" and "other" in arguments:
+        return functools.partial(_as_other, arguments)
     if func.namespace != "aten" or arguments[0] != "self" or "device" not in arguments:
         return None
     if name in ("to", "_to_copy"):
@@ -38,3 +42,11 @@ def _answer(public: Any, names: list[str], more: dict[str, Any], args: tuple, kw
     if public is torch.Tensor.to:
         given.pop("layout", None)  # it takes none
     return public(given.pop("self"), **given)
+
+
+def _as_other(names: list[str], args: tuple, kwargs: dict[str, Any]) -> Any:
+    given = dict(zip(names, args)) | kwargs
+    if given["self"].device == given["other"].device or _modes_on():
+        return NotImplemented
+    other = given.pop("other")
+    return torch.Tensor.to(given.pop("self"), other.device, other.dtype, **given)

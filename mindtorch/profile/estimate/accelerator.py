@@ -19,6 +19,7 @@ from ...devices import mode
 from ...devices.lazy_device import check_cuda, known_device, place_of
 from ...devices.names import device as mindtorch_device
 from ...devices.places import type_of
+from ...engine.record import eager
 from ...npu import memory as npu_memory
 from ...npu import random as npu_random
 from ...npu.api import DeviceProperties, StreamContext
@@ -221,8 +222,10 @@ def _of_any_kind(accelerator: Accelerator) -> list[Patch]:
         "device_index": _Device,
         "get_device_capability": lambda device=None: {"supported_dtypes": dtypes},
         "Graph": refusing("torch.cuda", "Graph", _NO_DEVICE),
+        # Functions of their own: Dynamo keeps what it does for each function, once.
         **{
-            name: said[name] for name in ("current_stream", "device_count", "is_available", "set_stream", "synchronize")
+            name: functools.partial(said[name])
+            for name in ("current_stream", "device_count", "is_available", "set_stream", "synchronize")
         },
     }
     return [
@@ -312,6 +315,7 @@ def _generator(device: Any) -> torch.Generator:
         return _torch_generator()
     made = _Generator()
     made._device = known_device(f"{kind}:{max(index_of(device), 0)}")
+    eager.generators[made._cdata] = made  # type: ignore[attr-defined]
     return made
 
 

@@ -21,13 +21,14 @@ from ...engine.execute import tensors, values
 from ...engine.record import meta, unwrapping
 from ...engine.record.meta import MetaParameter, MetaTensor, _FastMetaTensor, as_meta
 from ...engine.tensor import classes
-from ...patch import flags, hooks, triton_kernels
+from ...patch import dispatch_modes, flags, hooks, triton_kernels
 from . import (
     autocast,
     beams,
     checkpoints,
     cuda_tools,
     deciding,
+    exporting,
     fused_attention,
     kernel_limits,
     known_values,
@@ -101,6 +102,7 @@ def estimating(
         )
         stack.enter_context(replaced(told))
         stack.enter_context(autocast.as_on_cuda())
+        stack.enter_context(dispatch_modes.made_by_estimate(kind))
         stack.enter_context(triton_kernels.imagined(deciding.lose, current_device))
         ranks = process_groups.one_alone() if cluster is None else process_groups.one_of_many(cluster)
         stack.enter_context(ranks)
@@ -122,7 +124,9 @@ def _foreach() -> list[Patch]:
     ]
 
 
-_OTHERS = (checkpoints, fused_attention, autocast, cuda_tools, scripted, sparse_tensors, several_devices)
+_OTHERS = (
+    checkpoints, fused_attention, autocast, cuda_tools, scripted, exporting, sparse_tensors, several_devices,
+)  # fmt: skip
 # As torch's own: tensors and parameters, not what a program derives from them.
 _TYPES = (MetaTensor, MetaParameter, _FastMetaTensor)
 
@@ -130,6 +134,6 @@ _TYPES = (MetaTensor, MetaParameter, _FastMetaTensor)
 def _new_parameter(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
     # Made from a plain tensor (``torch.Tensor(3, 4)``, a file's contents): weights are never read.
     plain = type(data) in (torch.Tensor, torch.nn.Parameter) and unwrapping.index_inside(data) is None
-    if plain and not torch._C._is_torch_function_all_disabled():
+    if plain and mode.now.estimate is not None and not torch._C._is_torch_function_all_disabled():
         data = as_meta(data.detach(), place_of(data.device))
     return classes.new_parameter(cls, data, requires_grad)

@@ -9,12 +9,11 @@ from __future__ import annotations
 import copy
 import functools
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from ...base.errors import UnsupportedOperationError
 from ...base.patching import Patch
 from ...devices import mode
 from ...patch.tracing import held_by, not_saved, not_traced
@@ -31,15 +30,8 @@ def patches() -> list[Patch]:
         (torch.jit, "save", _save),
         (torch.jit, "load", _load),
         (torch.jit.RecursiveScriptModule, "save", _save),
-        (torch.export, "export", _export),
         (torch.onnx, "export", _to_onnx),
     ]
-
-
-def _export(*args: Any, **options: Any) -> NoReturn:
-    raise UnsupportedOperationError(
-        "[torch.export.export] an estimate runs programs without exporting them, so there is no graph to return"
-    )
 
 
 def _to_onnx(model: Any, args: Any = (), f: Any = None, *rest: Any, **options: Any) -> None:
