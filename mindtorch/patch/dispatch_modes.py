@@ -65,14 +65,17 @@ def unregister() -> None:
         _libraries.pop()._destroy()
 
 
-def _factories() -> Iterator[tuple[str, Any]]:
+@functools.cache
+def _factories() -> list[tuple[str, Any]]:
     """(name of torch's function, overload) of every operator that makes a tensor of none on a device that it names."""
+    found = []
     for name in creation.RECORDED:
         packet = getattr(torch.ops.aten, name, None)
         for overload in packet.overloads() if packet is not None and hasattr(_functions, name) else ():
             arguments = getattr(packet, overload)._schema.arguments
             if any(a.name == "device" for a in arguments) and not any(str(a.type) == "Tensor" for a in arguments):
-                yield name, getattr(packet, overload)
+                found.append((name, getattr(packet, overload)))
+    return found
 
 
 def _make(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
