@@ -250,7 +250,7 @@ def test_L1_without_a_cplusplus_compiler_calls_are_pythons(monkeypatch: pytest.M
 
 
 def test_L1_on_an_unknown_release_calls_are_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_facts, "known", lambda: False)
+    monkeypatch.setattr(torch_facts, "is_tested", lambda: False)
     assert not torch_facts.native_calls_made()
 
 
