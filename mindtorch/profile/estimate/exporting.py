@@ -12,7 +12,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -28,7 +28,7 @@ from .private_files import actual
 __all__ = ["patches"]
 _save, _load = torch.export.save, torch.export.load
 _decompose = torch.export.ExportedProgram.run_decompositions
-_EXPORTS = [name for name in ("export", "draft_export", "export_for_training") if hasattr(torch.export, name)]
+_EXPORTS = [name for name in ("export", "export_for_training") if hasattr(torch.export, name)]
 _CPU = torch.device("cpu")
 #: One holds tensors by name, of a module or an exported program.
 _Held = MutableMapping[str, Any]
@@ -38,6 +38,7 @@ def patches() -> list[Patch]:
     """(owner, name, stand-in)"""
     return [
         *((torch.export, name, _exporting(getattr(torch.export, name))) for name in _EXPORTS),
+        (torch.export, "draft_export", _draft),
         (torch.export.ExportedProgram, "run_decompositions", _decomposed),
         (torch.export, "save", _saved),
         (torch.export, "load", _loaded),
@@ -55,6 +56,12 @@ def _exporting(original: Callable[..., Any]) -> Any:
         return twins.replaced(made)
 
     return export
+
+
+def _draft(*args: Any, **options: Any) -> NoReturn:
+    raise UnsupportedOperationError(
+        "[torch.export.draft_export] expected torch.export.export: drafts are made by computing, which estimates do not do"
+    )
 
 
 @functools.wraps(_decompose)
