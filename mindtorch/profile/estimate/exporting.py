@@ -60,7 +60,7 @@ def _exporting(original: Callable[..., Any]) -> Any:
 
 def _draft(*args: Any, **options: Any) -> NoReturn:
     raise UnsupportedOperationError(
-        "[torch.export.draft_export] expected torch.export.export: drafts are made by computing, and nothing is computed"
+        "[torch.export.draft_export] expected torch.export.export: drafts are made by computing; estimates do not"
     )
 
 
