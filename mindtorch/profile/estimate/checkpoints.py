@@ -277,7 +277,7 @@ def _load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
     with torch._C.DisableTorchFunction():
         loaded = _torch_load(f, "cpu", *args, **{**kwargs, "mmap": True} if mapped else kwargs)
     device = map_location if isinstance(map_location, (str, torch.device)) else "cpu"
-    return _without_data(loaded, place_of(device))
+    return without_data(loaded, place_of(device))
 
 
 def _loaded(found: _Saved, map_location: Any, pickle_module: Any = None, *, weights_only: bool | None = None,
@@ -339,19 +339,20 @@ def _made_from(stored: Any, map_location: Any, storages: dict[tuple[int, int], A
     return made.requires_grad_(stored.requires_grad)
 
 
-def _without_data(value: Any, place: int) -> Any:
-    """The tensors in dictionaries, lists and tuples as tensors without data; whatever else there is, as it is."""
+def without_data(value: Any, place: int | None = None) -> Any:
+    """The tensors in dictionaries, lists and tuples as tensors without data; whatever else there is, as it is.
+    place: of all of them; None: each is where it was."""
     if type(value) in (torch.Tensor, torch.nn.Parameter):
-        made = as_meta(value.detach(), place)
+        made = as_meta(value.detach(), place_of(value.device) if place is None else place)
         if type(value) is torch.nn.Parameter:
             return torch.nn.Parameter(made, value.requires_grad)
         return made.requires_grad_(value.requires_grad)
     if isinstance(value, dict):
         for key in value:
-            value[key] = _without_data(value[key], place)
+            value[key] = without_data(value[key], place)
         return value
     if type(value) in (list, tuple):
-        return type(value)(_without_data(item, place) for item in value)
+        return type(value)(without_data(item, place) for item in value)
     return value
 
 

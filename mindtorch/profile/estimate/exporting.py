@@ -20,9 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from ...base.errors import UnsupportedOperationError
 from ...base.patching import Patch
 from ...devices import mode
-from ...devices.lazy_device import place_of
-from ...engine.record.meta import as_meta
-from . import saved_objects
+from . import checkpoints, saved_objects
 from .private_files import actual
 
 __all__ = ["patches"]
@@ -92,18 +90,9 @@ def _loaded(f: Any, *args: Any, **options: Any) -> Any:
         return copy.deepcopy(found)
     with mode.enter(estimate=None):
         made = _load(actual(f), *args, **options)
-    for there in (made._state_dict, made._constants):
-        there.update({name: _without_data(value) for name, value in there.items()})
-    made._example_inputs = tree_map_only(torch.Tensor, _without_data, made._example_inputs)
+    checkpoints.without_data([made._state_dict, made._constants])
+    made._example_inputs = checkpoints.without_data(made._example_inputs)
     return made
-
-
-def _without_data(value: Any) -> Any:
-    """The estimate's own for what a file gave."""
-    if not _is_tensor(value):
-        return value
-    made = as_meta(value.detach(), place_of(value.device, anywhere=True))
-    return torch.nn.Parameter(made, value.requires_grad) if isinstance(value, torch.nn.Parameter) else made
 
 
 def _tensors_of(module: Any) -> tuple[list[_Held], list[_Held]]:
