@@ -20,8 +20,8 @@ import torch
 from .._ext import context, ledger
 from .._ext import lazy as _core
 from .._ext import tape as _tape
+from .._ext.strides import contiguous
 from ..base.errors import LazyTensorError
-from ..base.strides import contiguous
 from ..engine.execute import tensors as _tensors
 from ..engine.execute import values
 from ..ops import op_name

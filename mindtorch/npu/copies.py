@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .._ext import blocks as _blocks
-from ..base.strides import contiguous
+from .._ext.strides import contiguous
 from ..engine.record.predict import quiet
 from .descriptions import DTYPES, Calls, Kernel
 from .tensor import block_of, empty, has_memory, is_npu, span, view_bits, view_of

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .._ext.signals import by_signal_handler
-from ..base.strides import contiguous
+from .._ext.strides import contiguous
 from ..engine.record.arguments import TORCH_ERRORS, is_dense, quiet
 from ..ops.cpu_layouts import REFUSED, laid_out
 

@@ -143,7 +143,7 @@ def _done(op: _Op, args: tuple, kwargs: dict) -> Any:
     streams.follow()
     if op.base == "aten::histc" and (out := histc(args, kwargs)) is not NotImplemented:
         return out
-    tensors = list(tensors_in([*args, *kwargs.values()]))
+    tensors = tensors_in([*args, *kwargs.values()])
     if op.name.startswith("c10d::"):
         raise UnsupportedOperationError(f"[{op.name}] torch.distributed has no backend for npu tensors: use .cpu()")
     if any(t.is_meta for t in tensors if not is_npu(t)):
@@ -251,7 +251,7 @@ def whole(func: Any, name: str, args: tuple, kwargs: dict) -> Any:
     """Run a function that is not to be taken apart through the CPU."""
     streams.follow()
     op = _Op(func, name, name, frozenset({"out"}))
-    tensors = list(tensors_in([*args, *kwargs.values()]))
+    tensors = tensors_in([*args, *kwargs.values()])
     device = next(block_of(t).device for t in tensors if is_npu(t))
     count(staged_counts, name, device)
     out = named(name, _staged, op, args, kwargs, tensors)

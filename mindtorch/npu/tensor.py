@@ -19,8 +19,8 @@ import torch
 from .._ext import blocks as _blocks
 from .._ext import hooks as _hooks
 from .._ext.guards import NoGrad
+from .._ext.strides import extent
 from ..base.errors import LazyTensorError, UnsupportedOperationError
-from ..base.strides import extent
 from ..devices.lazy_device import npu_device
 from ..engine.tensor.recorded import Copied, formatted
 

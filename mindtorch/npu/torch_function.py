@@ -83,7 +83,7 @@ def function(cls: Any, func: Any, types: Any, args: tuple = (), kwargs: dict | N
             return out
     if len(types) > 1 and any(issubclass(t, MetaTensor) for t in types):
         return NotImplemented  # what meets a meta tensor becomes one: its class knows how
-    operands = list(tensors_in([*args, *kwargs.values()]))
+    operands = tensors_in([*args, *kwargs.values()])
     info, other_formula = _infos.get(func) or _describe(func)
     name = getattr(func, "__name__", "")
     if name not in _TAKE_SIZES and len({block_of(t).device if is_npu(t) else None for t in operands}) > 1:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..base.strides import extent
+from .._ext.strides import extent
 from ..base.torch_names import RENAMED
 from .argument_checks import in_range, like, of_elements, of_sizes, rising, wrong
 from .state_checks import (

@@ -27,7 +27,7 @@ _NOTHING = OpRow("", "other")
 
 def about(name: str) -> OpRow:
     """The row of a normalized name, or one without a name that knows nothing."""
-    return row(name) or _NOTHING
+    return _BY_NAME.get(name) or row(name) or _NOTHING
 
 
 def row(name: str) -> OpRow | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...base.strides import contiguous, extent
+from ..._ext.strides import contiguous, extent
 from ..record.arguments import quiet
 from ..remote.kept_values import STATE_BYTES
 from ..remote.mirrors import as_bytes, view

@@ -13,8 +13,8 @@ import torch
 
 from ..._ext import lazy as _core
 from ..._ext.guards import Drawing
+from ..._ext.strides import contiguous
 from ...base.errors import MaterializationError, UsageError
-from ...base.strides import contiguous
 from ...base.torch_warnings import without_what_was_said
 from .. import passes
 from ..record.predict import quiet

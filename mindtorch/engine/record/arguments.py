@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
+from ..._ext import arguments as _arguments
 from ..._ext import guards as _guards
 from ..._ext import lazy as _core
-from ..._ext.keys import same_device
-from ...base.strides import contiguous, extent
+from ..._ext.arguments import collect, filled, lazy_in, meta_like, tensors_in
+
+__all__ = [
+    "TORCH_ERRORS", "collect", "filled", "has_no_kernel", "is_dense", "lazy_in", "meta_like", "meta_tensor", "quiet",
+    "tensors_in", "to_call", "to_options", "with_dtypes",
+]  # fmt: skip
 
 # What torch's kernels, meta kernels and decompositions raise for inputs they refuse or do not know.
 TORCH_ERRORS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError)
-
-
-# ---- tensors among arguments -----------------------------------------------------------------------------------------
-def collect(info: Any, args: tuple, kwargs: dict) -> tuple[list[torch.Tensor], bytes]:
-    """Our tensors among the arguments, and for each whether the call writes it (1, else 0)."""
-    inputs: list[torch.Tensor] = []
-    written = bytearray()
-    for key, a in (*enumerate(args), *kwargs.items()):
-        for t in lazy_in(a):
-            inputs.append(t)
-            written.append(key in info.writes)
-    return inputs, bytes(written)
-
-
-def lazy_in(a: Any) -> Iterator[torch.Tensor]:
-    """Lazy tensors in an argument, in the order in which the extension encodes them."""
-    return (t for t in tensors_in(a) if _core.get_handle(t) is not None)
-
-
-def tensors_in(a: Any) -> Iterator[torch.Tensor]:
-    """Tensors in an argument, in that order."""
-    if isinstance(a, torch.Tensor):
-        yield a
-    elif isinstance(a, (tuple, list)):
-        for item in a:
-            yield from tensors_in(item)
 
 
 def meta_tensor(handle: Any) -> torch.Tensor:
@@ -57,41 +35,10 @@ def is_dense(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return True
 
 
-def meta_like(facts: tuple[Any, ...], bits: int = 0) -> torch.Tensor:
-    """Torch's own meta tensor of which these are the facts: (dtype, size, stride or None, offset, place)."""
-    dtype, size, stride, offset, _place = facts
-    with torch._C.DisableTorchFunction():  # in an estimate, torch.empty makes ours
-        if stride is None and not offset:
-            made = torch.empty(size, dtype=dtype, device="meta")
-        else:
-            length = max(extent(size, stride, offset), offset)
-            made = torch.empty(length, dtype=dtype, device="meta").as_strided(size, stride or contiguous(size), offset)
-    return _core.set_view_bits(made, bits) if bits else made
-
-
 #: ``with quiet():`` torch code of our own; see there.
 quiet = _guards.Quiet
 _guards.init(torch)
-
-
-def filled(
-    args: tuple, kwargs: dict[str, Any], tensors: Iterable[Any], device: torch.device, *, any_device: bool = False
-) -> tuple[tuple, dict[str, Any]]:
-    """The arguments of a call with these tensors in place of ours, and ``device`` in place of ours, or of any."""
-    holes = iter(tensors)
-    return (
-        tuple(_filled(a, holes, device, any_device) for a in args),
-        {name: _filled(a, holes, device, any_device) for name, a in kwargs.items()},
-    )
-
-
-def _filled(a: Any, holes: Iterator[Any], device: torch.device, any_device: bool) -> Any:
-    if isinstance(a, torch.Tensor):
-        return next(holes) if _core.get_handle(a) is not None else a
-    if isinstance(a, (tuple, list)) and not isinstance(a, torch.Size):
-        return type(a)(_filled(item, holes, device, any_device) for item in a)
-    return device if isinstance(a, torch.device) and (any_device or same_device(a)) else a
-
+_arguments.init(torch, _core.set_view_bits)
 
 #: What torch takes for a dtype, beside its own.
 _OF_PYTHON: dict[Any, torch.dtype] = {

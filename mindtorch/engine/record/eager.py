@@ -145,7 +145,7 @@ def run_eagerly(info: Any, args: tuple, kwargs: dict) -> Any:
         mixed_devices(info, args, kwargs)
         args, kwargs = lift(info, args, kwargs) or (args, kwargs)
     if mode.now.estimate is not None:
-        inputs = list(lazy_in([*args, *kwargs.values()]))
+        inputs = lazy_in([*args, *kwargs.values()])
         if inputs and _core.device_index(inputs[0]) < 0:
             return mode.now.estimate.run(info, args, kwargs, inputs, _run_eagerly)
     return _run_eagerly(info, args, kwargs)
@@ -155,7 +155,7 @@ def _in_fake_mode(fakes: Any, info: Any, args: tuple, kwargs: dict) -> Any:
     """The call in the mode of the tensors without data that it mixes with ours: ours become such tensors, too, where
     the mode takes what has data: a module's attribute, while the module is exported."""
     if not fakes.allow_non_fake_inputs:
-        device = next(lazy_in([*args, *kwargs.values()])).device
+        device = lazy_in([*args, *kwargs.values()])[0].device
         raise AssertionError(
             f"[{info.name}] Please convert all Tensors to FakeTensors first or instantiate FakeTensorMode with "
             f"'allow_non_fake_inputs': found one on {device} beside FakeTensors"

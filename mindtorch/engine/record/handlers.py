@@ -18,9 +18,9 @@ from ..._ext import intercept as _intercept
 from ..._ext import intern as _intern
 from ..._ext import lazy as _core
 from ..._ext.guards import NoGrad
+from ..._ext.strides import contiguous
 from ...base import torch_facts
 from ...base.errors import LazyTensorError
-from ...base.strides import contiguous
 from ...devices import mode
 from ...devices.lazy_device import on_cuda, place_of
 from ...devices.places import RECORDED, where

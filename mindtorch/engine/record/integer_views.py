@@ -79,7 +79,7 @@ def without_nodes(func: Any, before: int, again: bool, args: tuple, kwargs: dict
         if before < 0:
             return None
         first = args[0] if args else kwargs.get("input", kwargs.get("self"))
-        written = list(lazy_in(first))
+        written = lazy_in(first)
         if written[0]._version != before:
             for t in written:
                 _core.may_require_grad(_core.get_handle(t))

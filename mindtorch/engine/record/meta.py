@@ -13,9 +13,9 @@ import torch
 from ..._ext import lazy as _core
 from ..._ext import ledger as _ledger
 from ..._ext.guards import NoGrad, Unseen
+from ..._ext.strides import extent
 from ...base import sourceline
 from ...base.errors import NoDataError
-from ...base.strides import extent
 from ...devices import mode
 from ...devices.lazy_device import device_at, known_device, place_of
 from ...devices.places import RECORDED, where

@@ -91,7 +91,7 @@ def _written(info: Any, func: Callable[..., Any], args: tuple, kwargs: dict[str,
         only_reads = given.get("training", given.get("use_input_stats")) is False
         only_reads = only_reads or (name in _SCALES_ROWS and given.get("max_norm") is None)
         further = [] if only_reads else [given.get(key) for key in names]
-    return list(tensors_in([*first, kwargs.get("out"), *further]))
+    return tensors_in([*first, kwargs.get("out"), *further])
 
 
 @functools.cache

@@ -20,11 +20,12 @@ from ... import ops
 from ..._ext import intern as _intern
 from ..._ext import lazy as _core
 from ..._ext import shapes as _shapes
-from ..._ext.keys import HELD_BY_ALL
+from ..._ext.arguments import without_floats
+from ..._ext.keys import same_device
 from ..._ext.signals import by_signal_handler
+from ..._ext.strides import contiguous, extent, overlapping
 from ...base import torch_facts
 from ...base.errors import UnsupportedOperationError
-from ...base.strides import contiguous, extent, overlapping
 from ...base.torch_warnings import Caught, say
 from ...devices import mode
 from ...devices.lazy_device import device_at
@@ -39,7 +40,6 @@ from .arguments import (
     meta_like,
     meta_tensor,
     quiet,
-    same_device,
     tensors_in,
 )
 
@@ -139,9 +139,7 @@ def _infer_once(
     """_infer. What is the same for every float among the arguments, and warns of nothing, is found out once."""
     if device is not None or not check or info.random or not (info.pointwise or info.bumps):
         return _infer(info, args, kwargs, dispatch, device, check)
-    shown: list[Any] = []
-    floats: list[float] = []
-    _without_floats((args, tuple(kwargs.items())), shown, floats)
+    floats, shown = without_floats(args, kwargs)
     if not floats:
         return _infer(info, args, kwargs, dispatch, device, check)
     order = sorted(set(floats))
@@ -165,25 +163,6 @@ def forget() -> None:
     _same_but_floats.clear()
     kernel_sizes.forget()
     trial.forget()
-
-
-def _without_floats(a: Any, shown: list[Any], floats: list[float]) -> None:
-    """Append what the argument is, but for the values of floats in it that any dtype holds, and those floats.
-
-    Of these only the sign counts, whether they exceed 1, and which is the greater: kernels ask for no more.
-    """
-    if isinstance(a, torch.Tensor):
-        handle = _core.get_handle(a)
-        shown.append(object() if handle is None else (*_core.meta_of(handle), _core.view_bits(handle)))
-    elif type(a) is float and 0 < abs(a) <= HELD_BY_ALL:
-        shown.append((float, a > 0, abs(a) <= 1))
-        floats.append(a)
-    elif isinstance(a, (tuple, list)):
-        shown.append((type(a), len(a)))
-        for item in a:
-            _without_floats(item, shown, floats)
-    else:
-        shown.append((type(a), a))  # 1, 1.0 and True are equal
 
 
 def _infer(info: Any, args: tuple, kwargs: dict, dispatch: bool, device: int | None, check: bool) -> Any:
@@ -246,13 +225,13 @@ def _predicted(
     if eager_row:
         return kernel_sizes.like(info, args, kwargs, facts)  # torch's own prediction is known to be wrong
     with quiet():
-        metas = [meta_like(f[:5], f[5]) for f in facts]
-        before = [(m.shape, m.stride(), m.storage_offset()) for m in metas]
+        metas = [meta_like(f, f[5]) for f in facts]
+        before = [(m.shape, m.stride(), m.storage_offset()) for m in metas] if info.writes or kwargs else []
         margs, mkwargs = filled(args, kwargs, metas, _META, any_device=True)
         if device is not None:
             mkwargs["device"] = _META
         try:
-            if _resizes(info, margs, mkwargs):
+            if mkwargs and _resizes(info, margs, mkwargs):
                 return None  # the kernel says so, in its own words and to the caller
             out = info.call(*margs, **mkwargs)
             if place >= 0:
@@ -265,7 +244,7 @@ def _predicted(
             log.debug("%s: no meta inference: %s", info.name, error)
             return None
         if out is REFUSED or any(
-            (m.shape, m.stride(), m.storage_offset()) != b for m, b in zip(metas, before, strict=True)
+            (m.shape, m.stride(), m.storage_offset()) != b for m, b in zip(metas, before, strict=False)
         ):
             return None
         spec = _spec(info, out, metas, written, dispatch, place)
@@ -305,7 +284,7 @@ def _asked_for(info: Any, out: Any, args: tuple) -> Any:
 
 def _by_rule(info: Any, args: tuple, kwargs: dict, facts: list[tuple], written: bytes, dispatch: bool) -> Any:
     """The result by the extension's own shape rules, if the op's family has one."""
-    if any(f[5] for f in facts):
+    if info.name not in RULES or any(f[5] for f in facts):
         return None  # torch resolves lazy conjugation and negation first, into copies laid out otherwise
     metas = [_shapes.Meta(tuple(f[1]), f[2] if f[2] is not None else contiguous(f[1]), f[0]) for f in facts]
     margs, mkwargs = filled(args, kwargs, metas, _META, any_device=True)

@@ -19,7 +19,7 @@ import torch
 from ... import ops
 from ..._ext import lazy as _core
 from ..._ext.signals import by_signal_handler
-from ...base.strides import contiguous
+from ..._ext.strides import contiguous
 from ...base.torch_warnings import Caught
 from . import shrink
 from .arguments import TORCH_ERRORS, filled, quiet

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from ..._ext.strides import contiguous, extent, known_extent
 from ...base import torch_facts
-from ...base.strides import contiguous, extent, known_extent
 from . import functions
 from .definitions import Definition, Numbers
 from .plans import Plan, Step

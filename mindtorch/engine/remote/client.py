@@ -21,8 +21,8 @@ from torch.utils._pytree import tree_map_only
 from ..._ext import lazy as _core
 from ..._ext.encoder import Encoded, encode
 from ..._ext.guards import Drawing
+from ..._ext.strides import contiguous, extent
 from ...base.errors import MaterializationError
-from ...base.strides import contiguous, extent
 from .. import passes
 from ..execute import local, triggers
 from ..execute.machine import Machine

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..._ext.strides import known_extent
 from ...base import mapped_memory
-from ...base.strides import known_extent
 from .checks import Checks
 from .mirrors import view
 from .results import as_bytes, filled, on_device, reserved, whole_bytes

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..._ext import lazy as _core
-from ...base.strides import extent
+from ..._ext.strides import extent
 from ..record.arguments import quiet
 from .wire import HERE, Reference, WireError
 

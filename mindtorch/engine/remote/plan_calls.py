@@ -12,7 +12,7 @@ import torch
 
 from ..._ext import lazy as _core
 from ..._ext.plan_steps import ReadyStep
-from ...base.strides import contiguous
+from ..._ext.strides import contiguous
 from .. import passes
 from ..passes.native import OneCall
 from . import functions

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..._ext.plan_steps import ReadySteps
-from ...base.strides import contiguous
+from ..._ext.strides import contiguous
 from .. import passes
 from . import functions
 from .definitions import Definition, Numbers, floats_in, numbers_in

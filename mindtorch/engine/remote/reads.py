@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from ..._ext.strides import extent
 from ...base.errors import MaterializationError
-from ...base.strides import extent
 from ..record.arguments import quiet
 from .exchange import Session, again, no_memory
 from .mirrors import Mirrors, view

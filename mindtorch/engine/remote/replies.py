@@ -14,8 +14,8 @@ import torch
 
 from ..._ext import lazy as _core
 from ..._ext.encoder import Encoded
+from ..._ext.strides import extent
 from ...base import torch_facts
-from ...base.strides import extent
 from .checks import are, argument, described, within
 from .sent_contents import DIGEST
 from .wire import WireError

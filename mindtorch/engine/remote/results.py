@@ -6,8 +6,8 @@ import ctypes
 
 import torch
 
+from ..._ext.strides import extent
 from ...base.hardware import available_memory
-from ...base.strides import extent
 from .host_fallback import bytes_of
 from .wire import WireError
 

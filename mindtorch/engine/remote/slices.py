@@ -13,7 +13,7 @@ import torch
 
 from ..._ext import lazy as _core
 from ..._ext.encoder import Encoded
-from ...base.strides import extent
+from ..._ext.strides import extent
 from .mirrors import view
 
 __all__ = ["Slice", "shift", "slices"]

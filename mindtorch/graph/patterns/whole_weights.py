@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 
-from ...base.strides import contiguous
+from ..._ext.strides import contiguous
 from ..graph import ComputationGraph, Node
 from .rerun import Source
 

@@ -15,9 +15,9 @@ import torch
 
 from ..._ext import context as _context
 from ..._ext import lazy as _core
+from ..._ext.strides import contiguous
 from ...base import sourceline
 from ...base.errors import NoDataError, UsageError
-from ...base.strides import contiguous
 from ...engine.record import predict
 from . import waiting_loops
 

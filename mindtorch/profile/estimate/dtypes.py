@@ -81,7 +81,7 @@ def check(info: Any, args: tuple, kwargs: dict[str, Any]) -> None:
     """Raise what torch would say where CUDA's kernel of the op takes no such dtypes."""
     if info.view or info.random:
         return
-    tensors = list(lazy_in([*args, *kwargs.values()]))
+    tensors = lazy_in([*args, *kwargs.values()])
     if not tensors or not _concerned(info.name, tensors) or not on_cuda(tensors[0]):
         return
     name = info.name[:-1] if info.name.endswith("_") and not info.name.endswith("__") else info.name

@@ -25,8 +25,8 @@ from ..._ext import intern as _intern
 from ..._ext import lazy as _core
 from ..._ext import ledger as _ledger
 from ..._ext.signals import by_signal_handler
+from ..._ext.strides import contiguous, extent
 from ...base.errors import NoDataError
-from ...base.strides import contiguous, extent
 from ...devices import mode
 from ...devices.lazy_device import device_at, place_of
 from ...engine.record import predict

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..._ext import lazy as _core
-from ...base.strides import contiguous
+from ..._ext.strides import contiguous
 from ...engine.record.predict import MOST_KNOWN, little
 from ...ops.decision_ops import PADDING
 

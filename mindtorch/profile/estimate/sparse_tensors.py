@@ -135,7 +135,7 @@ def _making(name: str) -> Callable[..., Any]:
     @functools.wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
         device, wants_grad = kwargs.pop("device", None), kwargs.pop("requires_grad", False)
-        parts = list(tensors_in([*args, *kwargs.values()]))
+        parts = tensors_in([*args, *kwargs.values()])
         if name == "sparse_coo_tensor" and len(args) == 3 and device is None and not wants_grad:
             of_rows = sparse_gradients.made_of(args[2], *args[:2])
             if of_rows is not NotImplemented:
