@@ -60,7 +60,7 @@ def test_L1_importing_leaves_out_what_a_program_may_never_need(tmp_path: Path) -
     ours = imported(tmp_path)["ours"]
     parts = ("cli", "cluster", "npu.compat", "npu.kernel", "npu.staging", "profile", "program", "engine.remote")
     assert [name for name in ours if name.removeprefix("mindtorch.").startswith(parts)] == []
-    assert len(ours) <= 182 + torch_facts.assumes_cuda(), "torch 2.12 has one more"
+    assert len(ours) <= 183 + torch_facts.assumes_cuda(), "torch 2.12 has one more"
 
 
 def test_C1_a_profile_searches_for_no_garbage_once_the_program_has_ended(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_C1_a_profile_of_nothing_loads_no_tables_and_no_patterns(tmp_path: Path)
     )
     parts = ("rich", "statistics", "tomllib", *(f"mindtorch.{name}" for name in ours))
     assert [name for name in loaded if name.startswith(parts)] == []
-    assert len([name for name in loaded if name.split(".")[0] == "mindtorch"]) <= 254
+    assert len([name for name in loaded if name.split(".")[0] == "mindtorch"]) <= 255
 
 
 def test_C1_a_profile_of_nothing_has_a_report_where_one_is_asked_for(tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def _checked_index(index: Any, spec: str) -> int | None:
     return value
 
 
+@functools.lru_cache(maxsize=128)
 def _parse(spec: str) -> tuple[str, int | None]:
     match = _SPEC.match(spec)
     if match is None:

@@ -81,9 +81,10 @@ _CPU = torch.device("cpu")
 log = logging.getLogger("mindtorch")
 _transforming = torch._C._functorch.peek_interpreter_stack
 _infos: dict[Any, Any] = {}
-_OF_NUMBERS = frozenset(name for name in RECORDED if not name.endswith("_like"))
+_OF_NUMBERS = frozenset(("tensor", *(name for name in RECORDED if not name.endswith("_like"))))
 _NAMED = frozenset({"device", "dtype"})
-_NUMBERS = frozenset({int, float, bool, tuple, list, torch.Size})
+_SINGLE, _LISTS = frozenset({int, float, bool}), frozenset({tuple, list})
+_NUMBERS = _SINGLE | _LISTS | {torch.Size}
 
 
 def _info(func: Callable[..., Any]) -> Any:
@@ -103,14 +104,27 @@ def plain(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> torc
     dtype, device = kwargs.get("dtype"), kwargs["device"]
     if type(dtype) is not torch.dtype and (dtype is not None or torch.get_default_dtype() is not torch.float32):
         return None
-    if isinstance(device, str) or mode.now.ranks is not None or _transforming() is not None:
+    if mode.now.ranks is not None or _transforming() is not None:
         return None
     tensors.in_use()
     tensors.on_device()
+    index = place_of(device) if isinstance(device, str) else device.index or 0
+    if func.__name__ == "tensor":
+        return _of_numbers(func, args, dtype, index)
     try:
-        return _intercept.record_creation(_info(func), args, {**kwargs, "device": _CPU}, device.index or 0)
+        return _intercept.record_creation(_info(func), args, {**kwargs, "device": _CPU}, index)
     except TypeError:
         return None  # `create` says why
+
+
+def _of_numbers(func: Callable[..., Any], args: tuple, dtype: torch.dtype | None, index: int) -> torch.Tensor | None:
+    """What ``torch.tensor`` gives for a number or a flat list of numbers; None for what else it may be given."""
+    data = args[0] if len(args) == 1 else None
+    if not (type(data) in _SINGLE or (isinstance(data, (tuple, list)) and _SINGLE.issuperset(map(type, data)))):
+        return None
+    with predict.quiet():
+        made = func(data, dtype=dtype, device=values.executor().device)
+    return eager.held(made, index, torch.is_grad_enabled())
 
 
 def create(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:

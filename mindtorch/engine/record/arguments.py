@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from ..._ext import arguments as _arguments
 from ..._ext import guards as _guards
 from ..._ext import lazy as _core
-from ..._ext.arguments import collect, filled, lazy_in, meta_like, tensors_in
+from ..._ext import operands as _operands
+from ..._ext.operands import collect, filled, lazy_in, meta_like, tensors_in
 
 __all__ = [
     "TORCH_ERRORS", "collect", "filled", "has_no_kernel", "is_dense", "lazy_in", "meta_like", "meta_tensor", "quiet",
@@ -38,7 +38,7 @@ def is_dense(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 #: ``with quiet():`` torch code of our own; see there.
 quiet = _guards.Quiet
 _guards.init(torch)
-_arguments.init(torch, _core.set_view_bits)
+_operands.init(torch, _core.set_view_bits)
 
 #: What torch takes for a dtype, beside its own.
 _OF_PYTHON: dict[Any, torch.dtype] = {

@@ -27,6 +27,7 @@ from ...devices.places import RECORDED, where
 from ..tensor.recorded import ATTRIBUTES, RecordedTensor
 from . import eager, predict, sequences, unwrapping
 from .arguments import tensors_in
+from .assigned_parts import set_part
 from .meta import as_meta, value_of
 from .placed import on_named_device
 
@@ -315,9 +316,11 @@ def _shape_only(overload: Any, name: str) -> Any:
 
 
 def _set_item(args: tuple, kwargs: dict) -> Any:
-    # C++ makes a number a tensor on the device of the other: of torch's own meta device, for ours, where it is lost.
     target, index, value = args
-    if mode.now.estimate is None or not isinstance(value, (bool, int, float)) or _core.device_index(target) >= 0:
+    if mode.now.estimate is None or _core.device_index(target) >= 0:
+        return set_part(target, index, value)
+    # C++ makes a number a tensor on the device of the other: of torch's own meta device, for ours, where it is lost.
+    if not isinstance(value, (bool, int, float)):
         return NotImplemented
     with torch._C.DisableTorchFunctionSubclass():
         _base.__setitem__(target, index, _number(value, target.dtype, target))

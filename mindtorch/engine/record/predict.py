@@ -20,8 +20,8 @@ from ... import ops
 from ..._ext import intern as _intern
 from ..._ext import lazy as _core
 from ..._ext import shapes as _shapes
-from ..._ext.arguments import without_floats
 from ..._ext.keys import same_device
+from ..._ext.operands import without_floats
 from ..._ext.signals import by_signal_handler
 from ..._ext.strides import contiguous, extent, overlapping
 from ...base import torch_facts
