@@ -31,25 +31,36 @@ _lift = torch.ops.aten.lift_fresh.default
 _functions = torch._C._VariableFunctions
 
 
-_libraries: list[torch.library.Library] = []
+_libraries: dict[str, torch.library.Library] = {}  # by the dispatch key that their kernels answer
 
 
 def register() -> None:
     """Give torch's slot, which bears our name, the kernels that make tensors on our devices."""
     unregister()
-    _libraries.append(_factories_of("PrivateUse1"))
+    _libraries["PrivateUse1"] = _factories_of("PrivateUse1")
+
+
+def unregister() -> None:
+    """Take them away: torch itself says then that the device has none."""
+    if "PrivateUse1" in _libraries:
+        _libraries.pop("PrivateUse1")._destroy()
 
 
 @contextmanager
 def made_by_estimate(kind: str) -> Iterator[None]:
     """Within the block, an estimate, operators that are called by name make its tensors on devices of this type."""
+    key = "PrivateUse1" if kind == "npu" else "CUDA"
+    if key in _libraries:  # the same kernels
+        yield
+        return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch built with CUDA has kernels, and tells that these come before them
-        library = _factories_of("PrivateUse1" if kind == "npu" else "CUDA")
+        library = _libraries[key] = _factories_of(key)
     try:
         yield
     finally:
-        library._destroy()
+        if _libraries.get(key) is library:  # else the program has begun to use our device
+            _libraries.pop(key)._destroy()
 
 
 def _factories_of(key: str) -> torch.library.Library:
@@ -57,12 +68,6 @@ def _factories_of(key: str) -> torch.library.Library:
     for name, overload in _factories():
         library.impl(overload, functools.partial(_make, _hooks.original(getattr(_functions, name))), key)
     return library
-
-
-def unregister() -> None:
-    """Take them away: torch itself says then that the device has none."""
-    while _libraries:
-        _libraries.pop()._destroy()
 
 
 @functools.cache

@@ -188,8 +188,8 @@ def _is_compiled(file: str) -> bool:
 
 def _is_raised(last: types.TracebackType) -> bool:
     """Does the frame raise the error itself? Then it was meant: torch's error, or the accelerator's."""
-    code = last.tb_frame.f_code.co_code
-    return last.tb_lasti < len(code) and dis.opname[code[last.tb_lasti]] == "RAISE_VARARGS"
+    code = last.tb_frame.f_code.co_code  # a compiled module's frame runs none, and is at -1
+    return 0 <= last.tb_lasti < len(code) and dis.opname[code[last.tb_lasti]] == "RAISE_VARARGS"
 
 
 def _is_of_ours(owner: object) -> bool:

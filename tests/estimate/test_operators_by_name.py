@@ -65,3 +65,26 @@ def test_C4_creation_by_name_ends_with_the_estimate() -> None:
     with estimating(GPUS):
         assert has("aten::empty.memory_format", "CUDA")
     assert has("aten::empty.memory_format", "CUDA") == before
+
+
+def test_C4_an_npus_operators_are_answered_where_the_recording_device_has_torchs_slot(
+    forked: Any, tmp_path: Any
+) -> None:
+    """Both take the kernels of the one slot that torch has for others' devices."""
+    (tmp_path / "program.py").write_text(
+        "import torch, mindtorch\n"
+        "from mindtorch.profile.estimate.accelerator import Accelerator\n"
+        "from mindtorch.profile.estimate.estimating import estimating\n"
+        "npu = Accelerator('NPU', 10**9, count=2, kind='npu')\n"
+        "zeros = torch.ops.aten.zeros.default\n"
+        "def recorded():\n"
+        "    return zeros([2], device=torch.device('remote_accelerator:0')).tolist()\n"
+        "with estimating(npu):\n"
+        "    print(zeros([2], device='npu:1').device)\n"
+        "print(recorded())\n"
+        "with estimating(npu):\n"
+        "    print(zeros([2], device='npu:1').device)\n"
+        "print(recorded())\n"
+    )
+    done = forked(str(tmp_path / "program.py"))
+    assert done.stdout.split("\n") == ["npu:1", "[0.0, 0.0]", "npu:1", "[0.0, 0.0]", ""], done.stderr
