@@ -33,7 +33,7 @@ cdef int encode(PyObject *o) except -1
 cdef int encode_call(OpInfo info, tuple args, dict kwargs) except -1
 cdef int encode_vector(OpInfo info, PyObject **given, Py_ssize_t n, PyObject *names) except -1
 cdef bint is_ours(PyObject *o) noexcept            # is it of a class that calls return?
-cdef bint any_foreign(tuple args, dict kwargs) noexcept
+cdef bint any_foreign(tuple args, dict kwargs) except -1
 
 # Classes of the program's that have a say in calls: see keys.pyx.
 cdef object NOBODY

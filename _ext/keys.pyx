@@ -395,7 +395,7 @@ cdef inline void _place(PyObject *h) noexcept:
         K.first = device
 
 
-cdef bint foreign(PyObject *o, int depth) noexcept:
+cdef bint foreign(PyObject *o, int depth) except -1:
     """Is the argument, or anything in it, a tensor that is not ours? K.strangers: is anything no tensor, nor plain?"""
     cdef PyObject *ty = type_of(o)
     cdef Py_ssize_t k
@@ -425,7 +425,7 @@ cdef bint foreign(PyObject *o, int depth) noexcept:
     return False
 
 
-cdef bint any_foreign(tuple args, dict kwargs) noexcept:
+cdef bint any_foreign(tuple args, dict kwargs) except -1:
     cdef Py_ssize_t pos = 0
     cdef PyObject *name
     cdef PyObject *value

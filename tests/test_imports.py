@@ -38,7 +38,7 @@ RANK = {unit: rank for rank, units in enumerate(LAYERS) for unit in units}
 
 # Third-party packages: everywhere / in one unit only. networkx is imported where it is called for; tomli stands in for
 # the standard library's tomllib before Python 3.11.
-ANYWHERE = {"torch", "numpy", "mindtorch"}
+ANYWHERE = {"torch", "numpy", "mindtorch", "tomllib"}  # which Python 3.10 has not, and does without
 ONLY_IN = {
     "click": {"cli"},
     "rich": {"cli"},

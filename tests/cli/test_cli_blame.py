@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import struct
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -389,3 +390,11 @@ def test_C10_what_this_machine_lacks_to_build_kernels_is_not_the_programs_failur
     assert result.exit_code == 1 and blame.TOOLS in result.stderr
     on_cpu = genie("--target", "cpu", "kernels.py")
     assert on_cpu.exit_code == 1 and blame.TOOLS not in on_cpu.output
+
+
+def test_C10_a_compiled_modules_frame_is_asked_for_no_instruction() -> None:
+    """On Python 3.10 its code is empty, and the frame is before it."""
+    compiled = compile("", "keys.pyx", "exec").replace(co_code=b"")
+    frame = types.SimpleNamespace(f_code=compiled)
+    assert not blame._is_raised(types.SimpleNamespace(tb_frame=frame, tb_lasti=-1))  # type: ignore[arg-type]
+    assert not blame._is_raised(types.SimpleNamespace(tb_frame=frame, tb_lasti=0))  # type: ignore[arg-type]

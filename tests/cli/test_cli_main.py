@@ -91,7 +91,7 @@ def test_S11_help_is_quick():
     done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True)
     imported = done.stderr.split()
     assert {name.partition(".")[0] for name in imported} - {*sys.stdlib_module_names} == {"mindtorch", "click"}
-    assert len(imported) < 130  # with Python's own
+    assert len(imported) < (130 if sys.version_info >= (3, 11) else 133)  # with Python's own
 
 
 @pytest.mark.parametrize("closed", [[0], [1], [2], [0, 1, 2]])

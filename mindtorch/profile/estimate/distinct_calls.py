@@ -128,6 +128,7 @@ class DistinctCalls:
         chained, times = streams[there], each[there]
         chain = np.cumsum(~(chained & np.concatenate([[False], chained[:-1]])))
         alone = times * within_kernels(signatures[there], chain, self.works)
+        longest: np.ndarray
         longest, total, whole = (np.zeros(int(chain.max(initial=0)) + 1) for _ in range(3))
         np.maximum.at(longest, chain, alone)
         np.maximum.at(whole, chain, times)

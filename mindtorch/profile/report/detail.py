@@ -73,7 +73,7 @@ def detail(seen: Recording, rows: Any) -> dict[str, Any]:
 def _of_steps(seen: Recording, keys: dict[tuple[int, int, int, int], _Key]) -> dict[_Key, list[float]]:
     """Quartiles of the seconds that each row's ops took in an iteration; of all iterations that the log of events has
     whole, the last ones where they are too many. The time between ops is in no event."""
-    spans = np.array(seen.spans, np.int64).reshape(-1, 2)
+    spans: np.ndarray = np.array(seen.spans, np.int64).reshape(-1, 2)
     if seen.log is None or not len(spans):
         return {}
     events = np.frombuffer(seen.log.events(), EVENT)
