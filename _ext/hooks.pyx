@@ -446,8 +446,10 @@ cdef class MoveHook(PythonHook):
 
     cdef bint concerns(self, PyObject *owner, PyObject *first, PyObject *second, PyObject *device,
                        bint named) except -1:
-        if named or first == NULL or everything is not None or handle_of(<object>owner) is not None:
+        if named or first == NULL or everything is not None:
             return True
+        if handle_of(<object>owner) is not None:
+            return type(<object>first) is not self.dtype or second != NULL      # else it stays where it is
         if _hides_ours(owner):
             return True
         return not (type(<object>first) is self.dtype or (

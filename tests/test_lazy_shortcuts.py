@@ -201,6 +201,8 @@ COPIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "float": lambda t: t.float(),
     "double": lambda t: t.double(),
     "half": lambda t: t.half(),
+    "to": lambda t: t.to(torch.float16),
+    "to what it is": lambda t: t.to(torch.float32),
     "bfloat16": lambda t: t.bfloat16(),
     "long": lambda t: t.long(),
     "bool": lambda t: t.bool(),
@@ -236,6 +238,16 @@ def test_S14_the_third_copy_is_made_at_once() -> None:
         whole, apart = intercept.counts()
         getattr(x, copy.__name__)()
         assert intercept.counts() == (whole + 1, apart)
+
+
+@pytest.mark.parametrize("call", (lambda x: x.to(torch.float16), lambda x: x**2), ids=("to", "pow"))
+def test_S14_conversions_and_powers_are_calls_of_one_step(call: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.ones(3, 4, device=LAZY)
+    for _ in range(2):
+        call(x)
+    whole, apart = intercept.counts()
+    call(x)
+    assert intercept.counts() == (whole + 1, apart)
 
 
 def test_S14_one_float_more_or_on_the_other_side_of_one_is_another_call() -> None:

@@ -372,6 +372,7 @@ def to_plain(
 _BINARY = {
     **{f"__{name}__": getattr(torch.Tensor, name) for name in "add sub mul matmul lt le gt ge eq ne".split()},
     "__truediv__": torch.Tensor.div,
+    "__pow__": torch.Tensor.pow,
     "__and__": torch.Tensor.bitwise_and,
     "__or__": torch.Tensor.bitwise_or,
     "__xor__": torch.Tensor.bitwise_xor,
@@ -382,7 +383,7 @@ _METHODS = (
 ).split()
 #: Methods that come to the same each time, a view, a write or a copy where one is needed: see `_ext/shortcuts.pyx`.
 _SHORT = (
-    "contiguous float double half bfloat16 long int bool view reshape t transpose permute unsqueeze squeeze expand "
+    "to contiguous float double half bfloat16 long int bool view reshape t transpose permute unsqueeze squeeze expand "
     "flatten select narrow swapaxes movedim "
     "add_ sub_ mul_ div_ zero_ fill_ clamp_ addcmul_ addcdiv_ lerp_ sqrt_ neg_ exp_ pow_ masked_fill_"
 ).split()
