@@ -167,6 +167,7 @@ EINSUMS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "of two": lambda x, y: torch.einsum("ij,kj->ik", x, y),
     "a list": lambda x, y: torch.einsum("ij,kj->ik", [x, y]),
     "of three": lambda x, y: torch.einsum("ij,kj,kl->il", x, y, y),
+    "of C++": lambda x, y: torch._C._VariableFunctions.einsum("ij,kj->ik", [x, y]),
     "sublists": lambda x, y: torch.einsum(x, [0, 1], y, [2, 1], [0, 2]),
     "diagonal": lambda x, y: torch.einsum("ii->i", x[:, :4]),
     "batches": lambda x, y: torch.einsum("b...i,bj->b...ij", x[:, None], y),
@@ -176,22 +177,18 @@ EINSUMS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("wanted", ("no gradient", "gradient", "parameters without"))
 @pytest.mark.parametrize("form", EINSUMS)
 def test_L7_einsum_has_eagers_bits(form: str, wanted: str) -> None:
+    views: list[list[bool]] = []
+
     def program(device: str) -> list[Any]:
         torch.manual_seed(0)
         x, y = (torch.randn(4, 5).to(device).requires_grad_(wanted != "no gradient") for _ in range(2))
         with torch.set_grad_enabled(wanted == "gradient"):
             found = [EINSUMS[form](x, y) for _ in range(3)]
+            views.append([t._is_view() for t in found])
             if wanted == "gradient":
                 found[-1].sum().backward()
         return [t.detach().cpu() for t in (*found, x.grad, y.grad) if t is not None]
 
     expected, got = program("cpu"), program("remote_accelerator:0")
     assert len(got) == len(expected) and all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
-
-
-def test_S14_einsum_of_two_is_one_record() -> None:
-    x = torch.ones(4, 5, device="remote_accelerator:0")
-    torch.einsum("ij,kj->ik", x, x)
-    whole, apart = intercept.counts()
-    torch.einsum("ij,kj->ik", x, x)
-    assert intercept.counts() == (whole + 1, apart)
+    assert views[0] == views[1], "of a tensor that nobody sees: torch's own code takes it apart"

@@ -327,18 +327,6 @@ def _set_item(args: tuple, kwargs: dict) -> Any:
     return None
 
 
-def _einsum(args: tuple, kwargs: dict) -> Any:
-    """Of two operands at most torch's Python code makes no more than the call of its C++ code, which has the name."""
-    equation, *operands = args
-    if mode.now.estimate is not None or kwargs or not isinstance(equation, str) or not 0 < len(operands) <= 2:
-        return NotImplemented
-    return (
-        NotImplemented
-        if isinstance(operands[0], (tuple, list))
-        else torch._C._VariableFunctions.einsum(equation, operands)
-    )
-
-
 def _one_hot(args: tuple, kwargs: dict) -> Any:
     # Of tensor subclasses C++ compares the indices with all classes, which gives the layout of the indices; as above,
     # it makes the zeros itself. (Where nothing is known, torch's own way has the sizes right.)
@@ -435,7 +423,6 @@ def table() -> dict[Any, Handler]:
     T = torch.Tensor
     return {
         T.__setitem__: _set_item,
-        torch.functional.einsum: _einsum,
         torch.nn.functional.one_hot: _one_hot,
         **dict.fromkeys((torch.meshgrid, torch._C._VariableFunctions.meshgrid), _meshgrid),
         T.requires_grad_: _unsure,

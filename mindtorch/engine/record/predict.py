@@ -327,7 +327,7 @@ def _spec(info: Any, out: Any, metas: list[torch.Tensor], written: bytes, dispat
                 return None
             continue
         shared = storages.get(item.untyped_storage()._cdata, -1)
-        if shared >= 0 and not dispatch:
+        if not dispatch and (shared >= 0 or item._is_view()):
             return None  # a hidden view: torch's autograd must see it, so the dispatch level records it
         if shared < 0 and extent(item.shape, item.stride(), item.storage_offset()) * item.dtype.itemsize >= 1 << 63:
             return None  # there is no such memory, of which torch's meta kernels do not always tell
