@@ -235,12 +235,7 @@ def command(
     if patterns or not wanted:
         _print(part if patterns else closed, patterns, init)
     say_written(wanted)
-    if outcome.interrupted:
-        click.echo(f"genie: {interruption(outcome)}; the graph covers what ran until then", err=True)
-    elif outcome.exit_code:
-        click.echo(f"genie: {program.argument} ended with exit code {outcome.exit_code}", err=True)
-        if not hint_options(program, outcome, command):
-            hint_torch_npu(outcome.error)
+    _say_how_it_ended(program, outcome)
     return exit_code(outcome)
 
 
@@ -255,6 +250,15 @@ def _check_formats(
         raise click.UsageError("--beside is for --svg and --html")
     if patterns and any(file.is_stdout for _, file in wanted):
         raise click.UsageError("--why prints to stdout, so the graph needs a file name")
+
+
+def _say_how_it_ended(program: Program, outcome: Outcome) -> None:
+    if outcome.interrupted:
+        click.echo(f"genie: {interruption(outcome)}; the graph covers what ran until then", err=True)
+    elif outcome.exit_code:
+        click.echo(f"genie: {program.argument} ended with exit code {outcome.exit_code}", err=True)
+        if not hint_options(program, outcome, command):
+            hint_torch_npu(outcome.error)
 
 
 def _print(graph: ComputationGraph, patterns: tuple[str, ...], init: bool) -> None:

@@ -205,15 +205,14 @@ class Worker(HeldStorages):
         corrections: list[tuple] = []
         without: list[tuple[int, int]] = []
         idle = 0
-        overwritten = self._overwritten
-        not_written: dict[int, tuple[int, int]] = {}  # of those, what was to be written here
+        not_written: dict[int, tuple[int, int]] = {}  # of the overwritten storages, what was to be written here
         drawing, stack = -1, ExitStack()
         repeats = plan.fill() and not timed and short is None
         with quiet(), without_what_was_said(), stack:
             k = -1
             while (k := k + 1) < len(plan.steps):
                 failed, error = None, None
-                if repeats and not overwritten:
+                if repeats and not self._overwritten:
                     error, k = self._run_ready(plan, values, k)
                     if k == len(plan.steps):
                         break
