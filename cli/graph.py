@@ -205,12 +205,7 @@ def command(
         files["json"] = OutputFile("-")
     program = words.parse(*files.values())
     wanted = [(each, file) for each in FORMATS if (file := files[each.name]) is not None]
-    if focus is not None and not any(each.name in _PICTURES for each, _ in wanted):
-        raise click.UsageError("--focus is for --svg and --html; --module is for all formats")
-    if others and not any(each.name in _PICTURES for each, _ in wanted):
-        raise click.UsageError("--beside is for --svg and --html")
-    if patterns and any(file.is_stdout for _, file in wanted):
-        raise click.UsageError("--why prints to stdout, so the graph needs a file name")
+    _check_formats(wanted, focus, others, patterns)
     if passes:
         if wanted or patterns or modules or init or (depth, focus, steps, device) != (None, None, None, None):
             raise click.UsageError("--passes shows no graph and cannot be combined with other options")
@@ -240,13 +235,30 @@ def command(
     if patterns or not wanted:
         _print(part if patterns else closed, patterns, init)
     say_written(wanted)
+    _say_how_it_ended(program, outcome)
+    return exit_code(outcome)
+
+
+def _check_formats(
+    wanted: Sequence[tuple[Format, OutputFile]], focus: str | None, others: Sequence[str], patterns: Sequence[str]
+) -> None:
+    """UsageError where an option does not apply to any of the wanted formats."""
+    is_picture = any(each.name in _PICTURES for each, _ in wanted)
+    if focus is not None and not is_picture:
+        raise click.UsageError("--focus is for --svg and --html; --module is for all formats")
+    if others and not is_picture:
+        raise click.UsageError("--beside is for --svg and --html")
+    if patterns and any(file.is_stdout for _, file in wanted):
+        raise click.UsageError("--why prints to stdout, so the graph needs a file name")
+
+
+def _say_how_it_ended(program: Program, outcome: Outcome) -> None:
     if outcome.interrupted:
         click.echo(f"genie: {interruption(outcome)}; the graph covers what ran until then", err=True)
     elif outcome.exit_code:
         click.echo(f"genie: {program.argument} ended with exit code {outcome.exit_code}", err=True)
         if not hint_options(program, outcome, command):
             hint_torch_npu(outcome.error)
-    return exit_code(outcome)
 
 
 def _print(graph: ComputationGraph, patterns: tuple[str, ...], init: bool) -> None:

@@ -61,18 +61,18 @@ _Answer = tuple[bool, str | None, str | None, dict[str, Any]]
 _INSTALL_TORCH = "pip install torch"
 
 
-def _cpu(_index: int | None) -> _Answer:
-    details = hardware.cpu()
+def _with_torch(details: dict[str, Any]) -> _Answer:
     if not hardware.has_module("torch"):
         return False, "torch is not installed", _INSTALL_TORCH, details
     return True, None, None, details
+
+
+def _cpu(_index: int | None) -> _Answer:
+    return _with_torch(hardware.cpu())
 
 
 def _meta(_index: int | None) -> _Answer:
-    details = {"note": "shapes, dtypes and strides without data, to size a model that does not fit in memory"}
-    if not hardware.has_module("torch"):
-        return False, "torch is not installed", _INSTALL_TORCH, details
-    return True, None, None, details
+    return _with_torch({"note": "shapes, dtypes and strides without data, to size a model that does not fit in memory"})
 
 
 def _ray() -> dict[str, Any]:

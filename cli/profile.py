@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from mindtorch.program.outcome import Outcome
     from mindtorch.program.program import Program
 
-    from .report import View
-
 __all__ = ["command"]
 
 _EPILOG = """\b
@@ -184,38 +182,32 @@ def command(
     called in eval mode without gradients, unless --train says otherwise. With "-" as an output file, genie
     does not show the report, and the output of the program goes to stderr.
     """
-    rank = Rank.of_process()
-    merged_file = None
+    rank, of_all = Rank.of_process(), files["json"]
     if rank is not None:
-        merged_file = None if (file := files["json"]) is None or file.is_stdout else file
         files = {name: file and file.of_rank(rank.rank) for name, file in files.items()}
     wanted = [(each, file) for each in FORMATS if (file := files[each.name.replace("-", "_")]) is not None]
     if words.argument.endswith(".json"):
         request = halved(changes, request)
     program = words.parse(*files.values(), request=request)
-    if merged_file is not None and (file := files["json"]) is not None:
-        merged_file.check(program.path)
-        file.discard()  # what is there afterwards is of this run
-    script = None if program.is_model else words.argument
-    accelerator, cluster = clusters.chosen(target_name, rank_text, interconnect, script)
+    merged_file = None if rank is None else _merged_file(of_all, files["json"], program)
+    target = clusters.chosen(target_name, rank_text, interconnect, None if program.is_model else words.argument)
     check_needs(context, wanted, target_name)
     if "half-seq" in changes and program.kind != "config":
         raise click.UsageError("--what-if half-seq is for a config.json: a program chooses its own lengths")
 
-    if hits and by is None:
-        by = "line"  # which alone shows them
+    by = by or ("line" if hits else None)  # which alone shows them
     followed = by == "line" or files["html"] is not None or files["flame"] is not None
     options: dict[str, Any] = {"lines": followed, "hits": hits}
     to_stdout = any(file.is_stdout for _, file in wanted)
-    sized = device is not None or target_name is not None
-    if sized:
+    if sized := device is not None or target_name is not None:
+        options |= {"assume": assume, "balanced": routing is not None, "oom": oom or "report"}
         writes_nothing()
+    else:
+        options["shapes"] = shapes or files["html"] is not None  # the page shows all that there is
     with claimed_stdout(to_stdout):
         if sized:
-            options |= {"assume": assume, "balanced": routing is not None, "oom": oom or "report"}
-            outcome, report, profiler = estimate(program, steps, warmup, accelerator, cluster, changes, **options)
+            outcome, report, profiler = estimate(program, steps, warmup, *target, changes, **options)
         else:
-            options["shapes"] = shapes or files["html"] is not None  # the page shows all that there is
             outcome, report, profiler = _measure(program, steps, warmup, predict, bool(wanted), **options)
         outcome.show()
     if report is None:  # it never came to running: the program's own error has been shown
@@ -223,23 +215,30 @@ def command(
 
     # The program has ended, and what is made from now on is shown: nobody has to search for garbage.
     context.with_resource(without_collecting())
-    report["rank"] = None if rank is None else rank.facts()
     own = kept_words(context)
-    if advise:
-        note("estimating changes ...")
-        report["advice"] = advice(report, own, program.command)
-    for each, file in wanted:
-        _write(each, file, report, profiler)
-    if rank is not None and merged_file is not None:
-        from .merged_reports import merge_ranks  # which few runs need
-
-        merge_ranks(rank, merged_file)
+    _complete(report, rank, program, own if advise else None)
+    _write_all(wanted, report, profiler, rank, merged_file)
     if not to_stdout and worth_showing(outcome, report) and (rank is None or rank.rank == 0):  # equal ranks, one page
-        from .report import View  # with rich
-
-        _show(report if shapes else {**report, "shapes": None}, program, own, View(by, top, depth, sort))
+        _show(report if shapes else {**report, "shapes": None}, program, own, by, top, depth, sort)
     say_written(wanted)
     return last_words(program, outcome, report, context.command)
+
+
+def _merged_file(of_all: OutputFile | None, of_rank: OutputFile | None, program: Program) -> OutputFile | None:
+    """The file for the reports of all ranks together, checked; None if none is wanted."""
+    if of_all is None or of_rank is None or of_all.is_stdout:
+        return None
+    of_all.check(program.path)
+    of_rank.discard()  # what is there afterwards is of this run
+    return of_all
+
+
+def _complete(report: dict[str, Any], rank: Rank | None, program: Program, options: list[str] | None) -> None:
+    """Add the process's rank, and advice if there are `options`: those that each estimate repeats."""
+    report["rank"] = None if rank is None else rank.facts()
+    if options is not None:
+        note("estimating changes ...")
+        report["advice"] = advice(report, options, program.command)
 
 
 def _measure(
@@ -288,6 +287,21 @@ def _measure(
         return outcome, made_report(program, outcome, profiler), profiler
 
 
+def _write_all(
+    wanted: list[tuple[Format, OutputFile]],
+    report: dict[str, Any],
+    profiler: Any,
+    rank: Rank | None,
+    merged_file: OutputFile | None,
+) -> None:
+    for each, file in wanted:
+        _write(each, file, report, profiler)
+    if rank is not None and merged_file is not None:
+        from .merged_reports import merge_ranks  # which few runs need
+
+        merge_ranks(rank, merged_file)
+
+
 def _write(each: Format, file: OutputFile, report: dict[str, Any], profiler: Any) -> None:
     said: list[str | None] = []
     file.write(lambda path: said.append(each.write(report, profiler.recording, path)))
@@ -295,15 +309,16 @@ def _write(each: Format, file: OutputFile, report: dict[str, Any], profiler: Any
         click.echo(f"genie: {file.name} {words}", err=True)
 
 
-def _show(report: dict[str, Any], program: Program, options: list[str], view: View) -> None:
+def _show(report: dict[str, Any], program: Program, options: list[str], *view: Any) -> None:
     import shlex
 
     from .next_commands import suggest
     from .render import canvas
-    from .report import render_report
+    from .report import View, render_report
 
-    following = suggest(program.command, options, report, view.by)
-    text = render_report(report, canvas(), view, shlex.join(program.command), following)
+    wanted = View(*view)
+    following = suggest(program.command, options, report, wanted.by)
+    text = render_report(report, canvas(), wanted, shlex.join(program.command), following)
     sys.stdout.flush()
     with contextlib.suppress(BrokenPipeError):
         click.echo(text, nl=False, color=True)

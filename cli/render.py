@@ -95,13 +95,11 @@ class Canvas:
     def sheet_head(self, name: str, columns: Sequence[Column]) -> None:
         self._row(Text(name), [Text(c.title) for c in columns], columns, "dim")
 
-    def sheet_row(
-        self, name: Text, cells: Sequence[str], columns: Sequence[Column], style: str = "", indent: int = 2
-    ) -> None:
+    def sheet_row(self, name: Text, cells: Sequence[str], columns: Sequence[Column], style: str = "") -> None:
         """A name and its numbers. A name that does not fit gets lines of its own above the numbers."""
-        self._row(name, [Text(cell) for cell in cells], columns, style, indent)
+        self._row(name, [Text(cell) for cell in cells], columns, style)
 
-    def _row(self, name: Text, cells: list[Text], columns: Sequence[Column], style: str, indent: int = 2) -> None:
+    def _row(self, name: Text, cells: list[Text], columns: Sequence[Column], style: str) -> None:
         room = self.width - sum(c.width + 1 for c in columns)
         line = Text(no_wrap=True, end="")
         if name.cell_len > room:

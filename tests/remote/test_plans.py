@@ -39,9 +39,8 @@ def test_R1_numbers_stand_behind_those_of_the_storages_call_by_call() -> None:
     changed(plan, n0=7, n1=9, n2=5, n3=0, f4=0.25, n5=3, n6=4, n7=4, n8=1, n9=6, n10=5, n11=2, n12=3, n13=8, n14=1)
     changed(plan, n15=2, n16=1)
     assert plan.described() == [(7, F, (5,), (1,), 2, 0), (9, F, (3, 8), (1, 2), 1, 2)]
-    for step in plan.steps:
-        assert step.stale
-        step.fill(plan.ints, plan.floats)
+    assert plan._stale == {0, 1}
+    plan.fill()
     assert one.predicted == [(F, (5,), None, 0)]
     assert two.kwargs == {"alpha": 0.25} and two.predicted == [(F, (3, 4), (4, 1), 6)]
 
@@ -53,10 +52,9 @@ def test_R1_numbers_stand_behind_those_of_the_storages_call_by_call() -> None:
 def test_R1_only_what_a_number_is_in_is_made_anew(place: int, stale: list[bool], again: int | None) -> None:
     plan = Plan([RELU], [(0, True, 0), (0, True, 1)], [GIVEN, GIVEN], [1])
     before = plan.described()
-    for step in plan.steps:
-        step.fill(plan.ints, plan.floats)
+    plan.fill()
     changed(plan, **{f"n{place}": 3})
-    assert [step.stale for step in plan.steps] == stale
+    assert [k in plan._stale for k in range(len(plan.steps))] == stale
     after = plan.described()
     assert [a is not b for a, b in zip(after, before, strict=True)] == [again == 0, again == 1]
     assert plan.described() == after and all(a is b for a, b in zip(plan.described(), after, strict=True))

@@ -38,7 +38,7 @@ class Step:
 
     __slots__ = (
         "aliases", "args", "as_told", "begin", "call", "definition", "dying", "first", "grad", "inputs", "kwargs",
-        "named", "nested", "predicted", "stale", "tensors",
+        "named", "nested", "predicted", "tensors",
     )  # fmt: skip
 
     def __init__(self, definition: Definition, grad: bool, inputs: tuple[int, ...], begin: int, first: int) -> None:
@@ -50,7 +50,6 @@ class Step:
         self.nested = tuple(at for at, a in enumerate(definition.args) if at not in plain and not is_constant(a))
         self.named = tuple(name for name, a in definition.kwargs.items() if not is_constant(a))
         self.dying: tuple[int, ...] = ()
-        self.stale = True
         self.as_told = False
         self.args: tuple = ()
         self.kwargs: dict[str, Any] = {}
@@ -67,7 +66,6 @@ class Step:
             sizes = numbers.several(ndim)
             strides = numbers.several(ndim) if told else None
             self.predicted.append((dtype, sizes, strides, *numbers.several(1)))
-        self.stale = False
 
 
 class Plan:
@@ -144,7 +142,6 @@ class Plan:
                 self._described[at] = None
             elif at < self._end:
                 k = bisect.bisect_right(self._begins, at) - 1
-                self.steps[k].stale = True
                 self._stale.add(k)
             else:
                 self._described[bisect.bisect_right(self._given_at, at) - 1] = None

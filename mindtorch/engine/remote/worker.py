@@ -200,28 +200,25 @@ class Worker(HeldStorages):
         short = self._memory.short()
         values: list[Any] = [self._or_failed(each) for each in described]
         begun = values[:]
-        n_given = len(values)
         times: list[tuple[int, int] | None] = []
         failures: list[tuple] = []
         corrections: list[tuple] = []
         without: list[tuple[int, int]] = []
         idle = 0
-        overwritten = self._overwritten
-        not_written: dict[int, tuple[int, int]] = {}  # of those, what was to be written here
+        not_written: dict[int, tuple[int, int]] = {}  # of the overwritten storages, what was to be written here
         drawing, stack = -1, ExitStack()
         repeats = plan.fill() and not timed and short is None
         with quiet(), without_what_was_said(), stack:
             k = -1
             while (k := k + 1) < len(plan.steps):
                 failed, error = None, None
-                if repeats and not overwritten:
+                if repeats and not self._overwritten:
                     error, k = self._run_ready(plan, values, k)
                     if k == len(plan.steps):
                         break
                 step = plan.steps[k]
                 definition = step.definition
                 tensors = [values[i] for i in step.inputs]
-                begin = step.first
                 if error is None:
                     failed = self._failed_before(tensors)
                     error = short if failed is None else None
@@ -242,16 +239,13 @@ class Worker(HeldStorages):
                         if repeats and step.as_told:
                             make_ready(plan, k, self._device)
                 if error is not None:
-                    self._failures += 1
-                    failed = self._failures
-                    failures.append((k, failed, kind_of(error), str(error)))
+                    failed = self._number_failure(k, error, failures)
                 if failed is not None:
                     idle += 1
                     if timed:
                         times.append(None)
-                    del values[begin:]
-                    values += [Failed(failed)] * len(definition.predicted)
-                    without += [(i - n_given, failed) for i in range(begin, len(values))]
+                    values[step.first :] = [Failed(failed)] * len(definition.predicted)
+                    without += [(i - len(begun), failed) for i in range(step.first, len(values))]
                     self._leave_unwritten([tensors[i] for i in definition.writes], not_written, k, failed)
                 tensors.clear()
                 for i in step.dying:
@@ -259,6 +253,11 @@ class Worker(HeldStorages):
         self._keep(plan, values, base)
         lost = self._lost(plan, base, zip(begun, described, strict=True), not_written) if not_written else []
         return failures, corrections, times, without, lost, idle, plan.ready.counted()
+
+    def _number_failure(self, step: int, error: Exception, failures: list[tuple]) -> int:
+        self._failures += 1
+        failures.append((step, self._failures, kind_of(error), str(error)))
+        return self._failures
 
     def _failed_before(self, tensors: list[Any]) -> int | None:
         """The number of the failure for which one of a step's inputs is not there, or does not hold what it should."""

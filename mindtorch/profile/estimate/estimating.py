@@ -93,12 +93,11 @@ def estimating(
         stack.enter_context(private())
         saved_objects.forget()
         stack.callback(meta._emptied.clear)  # by slots, which other tensors get
-        made = (torch.nn.Parameter, "__new__", _new_parameter)
         told = (
             *answers(accelerator),
             *(patch for each in _OTHERS for patch in each.patches()),
             *_foreach(),
-            made,
+            (torch.nn.Parameter, "__new__", _new_parameter),
         )
         stack.enter_context(replaced(told))
         stack.enter_context(autocast.as_on_cuda())

@@ -50,18 +50,15 @@ of_nccl_alone: set[str] = set()  # names of groups
 _names: dict[Call, str] = {}  # as the ledger has them
 _by_name: dict[str, Call] = {}
 _pending: dict[int, int] = {}  # of functional collectives: root slot → number
-_coalescing: list[int] | None = None
 
 
 def begin() -> None:
     """Nothing has been communicated so far."""
-    global _coalescing
     calls.clear()
     distinct.clear()
     events.clear()
     of_nccl_alone.clear()
     _pending.clear()
-    _coalescing = None
     streams.clear()
 
 

@@ -52,12 +52,7 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
     waits = {name: _by_what(found) for name, found in waited.items()}
     every = told_as(tables[main])
     rows, by_phase, labels = grouped(every, SIG), grouped(every, SIG, PHASE), _labels(seen)
-    forecast = None
-    if seen.target is not None:
-        forecast = Forecast(
-            seen.target, seen.works, 0 if seen.mode == "estimate" else stage.peak_bytes, seen.precision,
-            estimated=seen.mode == "estimate", fused=seen.fused, on_host=seen.on_host,
-        )  # fmt: skip
+    forecast = _forecast(seen, stage.peak_bytes)
     op_rows = [row for row in rows if row.sig]
     uncounted = _uncounted(seen, op_rows)
     startup = _startup(seen, tables, waits)
@@ -105,6 +100,17 @@ def build_report(seen: Recording, **facts: Any) -> dict[str, Any]:
     if forecast is not None:  # by what the facts say of tokens
         add_energy(report, forecast, by_phase, stage, _PHASES)
     return report
+
+
+def _forecast(seen: Recording, peak_bytes: int) -> Forecast | None:
+    """Times on the run's target; None without one."""
+    if seen.target is None:
+        return None
+    estimated = seen.mode == "estimate"
+    return Forecast(
+        seen.target, seen.works, 0 if estimated else peak_bytes, seen.precision,
+        estimated=estimated, fused=seen.fused, on_host=seen.on_host,
+    )  # fmt: skip
 
 
 def _head(seen: Recording, rows: list[Row]) -> dict[str, Any]:
