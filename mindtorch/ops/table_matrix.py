@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import attention_rules as attn
 from . import byte_rules as moved
 from . import matrix_rules as mat
+from . import packed_rules as packed
 from . import product_rules as products
 from . import refusal_rules as refusal
 from . import scratch_rules as scratch
@@ -50,6 +51,9 @@ ROWS: list[OpRow] = [
     op("linalg_multi_dot", "matmul", mat.chain),
     op("chain_matmul", "matmul", mat.chain),
     op("einsum", "matmul", mat.einsum),
+    # of models with a quantization_config (program.quantized)
+    op("genie::packed_linear", "matmul", packed.flops, bytes=packed.moved, product=packed.product),
+    *ops("elementwise", zero, "genie::quantize genie::unpack genie::rescale"),
     # the cost of these depends on packing, on sparsity or on an inner choice
     *ops(
         "matmul",
