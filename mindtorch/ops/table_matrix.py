@@ -5,7 +5,6 @@ from __future__ import annotations
 from . import attention_rules as attn
 from . import byte_rules as moved
 from . import matrix_rules as mat
-from . import packed_rules as packed
 from . import product_rules as products
 from . import refusal_rules as refusal
 from . import scratch_rules as scratch
@@ -52,7 +51,7 @@ ROWS: list[OpRow] = [
     op("chain_matmul", "matmul", mat.chain),
     op("einsum", "matmul", mat.einsum),
     # of models with a quantization_config (program.quantized)
-    op("genie::packed_linear", "matmul", packed.flops, bytes=packed.moved, product=packed.product),
+    op("genie::packed_linear", "matmul", mat.packed, bytes=moved.packed, product=products.packed),
     *ops("elementwise", zero, "genie::quantize genie::unpack genie::rescale"),
     # the cost of these depends on packing, on sparsity or on an inner choice
     *ops(

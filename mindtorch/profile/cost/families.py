@@ -9,7 +9,7 @@ _ITEM = {"float64": 8.0, "complex64": 8.0, "float32": 4.0, "int8": 1.0}
 #: What an attention's backward pass takes of its forward pass: five products instead of two, at a ninth less speed (of
 #: FlashAttention-2 on an H100, figures 5 and 6 of "FlashAttention-3", 2024).
 BACKWARD = 2.8
-#: Products that read packed weights (`ops.packed_rules`).
+#: Products that read packed weights (`program.quantized`).
 PACKED = "genie::packed_linear"
 #: Batch norms that never compute statistics.
 _SCALING = ("aten::_native_batch_norm_legit_no_training", "aten::_batch_norm_no_update", "aten::batch_norm_elemt")
