@@ -63,6 +63,14 @@ def grouped(call: Call) -> Bytes:
     return size(a) + int(size(b) * share) + _read(rest, {}), _written(call)
 
 
+def packed(call: Call) -> Bytes:
+    """packed_linear(x, stored, columns, groups): of packed weights of many groups, those that rows are there for. A
+    scale for each row, where there is one, counts as if it were the weights'."""
+    x, stored, _, groups = call.args[:4]
+    used = max(min(groups, math.prod(x.shape[:-1])), 1)
+    return size(x) + sizes(stored) * used // groups, _written(call)
+
+
 class AllBut:
     """Reads all arguments but those at these positions, of which only the shape matters."""
 

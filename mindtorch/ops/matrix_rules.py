@@ -281,3 +281,8 @@ def backend_rnn(args: Args, kwargs: Kwargs, out: Any) -> int:
 
 def backend_rnn_backward(args: Args, kwargs: Kwargs, out: Any) -> int:
     return 2 * _sequence(args[0], args[1])
+
+
+def packed(args: Args, kwargs: Kwargs, out: Any) -> int:
+    """packed_linear(x, stored, columns, …): 2 x rows x contracted x columns, whatever the weights are packed in."""
+    return 2 * numel(args[0]) * int(args[2])

@@ -112,3 +112,9 @@ def _groups(call: Call, at: int) -> int:
 def _by_group(side: Any, weight: Any, groups: int) -> Product:
     channels = weight.shape[0]
     return groups, numel(side) // max(channels, 1), channels // groups, math.prod(weight.shape[1:])
+
+
+def packed(call: Call) -> Product:
+    """packed_linear(x, stored, columns, groups): rows are shared out among the groups, as in a grouped product."""
+    x, columns, groups = tuple(call.args[0].shape), call.args[2], call.args[3]
+    return _grouped((math.prod(x[:-1]), x[-1]), (groups, x[-1], columns))

@@ -50,6 +50,9 @@ ROWS: list[OpRow] = [
     op("linalg_multi_dot", "matmul", mat.chain),
     op("chain_matmul", "matmul", mat.chain),
     op("einsum", "matmul", mat.einsum),
+    # of models with a quantization_config (program.quantized)
+    op("genie::packed_linear", "matmul", mat.packed, bytes=moved.packed, product=products.packed),
+    *ops("elementwise", zero, "genie::quantize genie::unpack genie::rescale"),
     # the cost of these depends on packing, on sparsity or on an inner choice
     *ops(
         "matmul",

@@ -31,7 +31,7 @@ def model_from_config(
     """
     import torch
 
-    content = _read(path, refuse)
+    content = _read(path, refuse, data)
     try:
         import transformers
     except ImportError as error:
@@ -63,14 +63,26 @@ def model_from_config(
         return model
 
     if not data:
-        return build_empty()
+        model = build_empty()
+        if content.get("quantization_config"):
+            from .quantized import quantize
+
+            model.genie_note = quantize(model, content["quantization_config"], train, _unpacked(path, refuse))
+        return model
     # On torch's own meta device a model costs a fraction of a second, whatever its size.
     with torch.device("meta"):
         _check_size(path, build_empty(), train, refuse)
     return build()
 
 
-def _read(path: str, refuse: type[Exception]) -> dict[str, Any]:
+def _unpacked(path: str, refuse: type[Exception]) -> Callable[[str], Exception]:
+    """The error of a ``quantization_config`` of which the words say what is wrong."""
+    return lambda words: refuse(
+        f"{path}: quantization_config {words}. Remove it from the file to see the model with weights of its dtype"
+    )
+
+
+def _read(path: str, refuse: type[Exception], data: bool) -> dict[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
             content = json.load(file)
@@ -80,10 +92,12 @@ def _read(path: str, refuse: type[Exception]) -> dict[str, Any]:
         raise refuse(f"{path} is not a transformers configuration: it has no model_type")
     for part, given in _quantized(content):
         method = given.get("quant_method") if isinstance(given, dict) else given
-        raise refuse(
-            f"{path}: {part} ({method or 'no method'}) is not supported and would be ignored: remove it "
-            "from the file to see the model with weights of its dtype"
-        )
+        if data:
+            raise _unpacked(path, refuse)(
+                f"({method or 'no method'}) can be sized only, in an estimate (--target, --device meta)"
+            )
+        if part != "quantization_config":
+            raise refuse(f"{path}: {part} ({method or 'no method'}) is not supported: write it at the file's top level")
     names = content.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         raise refuse(f"{path}: expected architectures to be a list of class names, got {names!r}")

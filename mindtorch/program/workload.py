@@ -64,10 +64,12 @@ class Workload:
         from .model_inputs import plan_inputs
 
         self.model, self.request, self._refuse = model, request, refuse
-        parameter = next(model.parameters(), None)
+        parameter = next((p for p in model.parameters() if p.is_floating_point() and p.itemsize > 1), None)
         self.dtype = torch.float32 if parameter is None else parameter.dtype
         dtype = str(self.dtype).removeprefix("torch.")
         self.plan = plan_inputs(model, request.batch or 1, request.seq, request.decode, dtype)
+        if note := getattr(model, "genie_note", None):
+            self.plan.notes.append(note)
         self._device = None if parameter is None else parameter.device
         generator = torch.Generator().manual_seed(0)
         self.inputs = {str(spec.name): spec.build(generator).to(self._device) for spec in self.plan.inputs}
@@ -195,6 +197,8 @@ class Workload:
     def facts(self) -> dict[str, Any]:
         """What was run, for the report: sizes in bytes; ``phases`` say how much work each phase of it covers."""
         request, plan = self.request, self.plan
+        from .quantized import unpacked_sizes
+
         distinct = list({id(p): p for p in self.model.parameters()}.values())
         return {
             "kind": plan.kind,
@@ -207,7 +211,7 @@ class Workload:
             "unit": plan.unit,
             "notes": plan.notes,
             "inputs": [str(spec) for spec in plan.inputs],
-            "parameters": sum(p.numel() for p in distinct),
+            "parameters": sum(p.numel() for p in distinct) + unpacked_sizes(self.model),
             "parameter_bytes": _nbytes(distinct),
             "kv_cache": self._facts.get("kv_cache"),
             "optimizer": self._facts.get("optimizer"),

@@ -198,14 +198,6 @@ def test_C4_a_script_that_needs_real_data_is_told_the_line(here: Path) -> None:
     assert result.exit_code == 1 and "data.py:3" in result.output and "--assume" in result.output
 
 
-@pytest.mark.parametrize("method", ["fp8", "bitsandbytes", "gptq", "awq"])
-def test_C4_quantization_that_is_not_sized_is_refused(here: Path, method: str) -> None:
-    small = {**LLAMA_405B, "hidden_size": 64, "num_hidden_layers": 1, "quantization_config": {"quant_method": method}}
-    (here / "config.json").write_text(json.dumps(small))
-    result = genie("--target", "h100", "config.json")
-    assert result.exit_code == 2 and f"quantization_config ({method}) is not supported" in result.output
-
-
 def test_C4_memory_of_the_host_is_held_against_no_card(here: Path) -> None:
     """ "79 GiB to spare" was said of a card on which nothing was; a terabyte of the host's "did not fit"."""
     (here / "host.py").write_text("import torch\nx = torch.zeros(2 ** 40, dtype=torch.uint8)\ny = x + 1\n")

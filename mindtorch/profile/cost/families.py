@@ -9,6 +9,8 @@ _ITEM = {"float64": 8.0, "complex64": 8.0, "float32": 4.0, "int8": 1.0}
 #: What an attention's backward pass takes of its forward pass: five products instead of two, at a ninth less speed (of
 #: FlashAttention-2 on an H100, figures 5 and 6 of "FlashAttention-3", 2024).
 BACKWARD = 2.8
+#: Products that read packed weights (`program.quantized`).
+PACKED = "genie::packed_linear"
 #: Batch norms that never compute statistics.
 _SCALING = ("aten::_native_batch_norm_legit_no_training", "aten::_batch_norm_no_update", "aten::batch_norm_elemt")
 
@@ -37,7 +39,10 @@ def product(work: Work) -> products.Products:
     count, rows, columns, inner = work.product
     copies = 1.0 if count > 1 else 6.0  # weights are used again after other layers', activations at once
     biased = work.name == "aten::addmm"
-    return products.Products(count, rows, columns, inner, itemsize(work.dtype), copies, work.turned, biased)
+    item, stored = itemsize(work.dtype), 1.0
+    if work.name == PACKED:
+        stored = (work.bytes_read / item - count * rows * inner) / (count * columns * inner)
+    return products.Products(count, rows, columns, inner, item, copies, work.turned, biased, max(stored, 0.0))
 
 
 def scores(work: Work) -> flash.Scores:

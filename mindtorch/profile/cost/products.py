@@ -69,6 +69,7 @@ class Products(NamedTuple):
     copies: between two uses of the same weights lie those of so many others (a model's other layers; a benchmark
     that takes turns between copies); 1 where the very same product is repeated. turned: whether the second operand
     lies as a linear layer's weight does. biased: whether something is added to the result, as a linear layer's bias.
+    stored: the share of the second operand's bytes that packed weights take, which are unpacked on the multiprocessor.
     """
 
     count: Any
@@ -79,6 +80,7 @@ class Products(NamedTuple):
     copies: float = 6.0
     turned: bool | Any = False
     biased: bool | Any = False
+    stored: float = 1.0
 
 
 def seconds(factors: Mapping[str, float], chip: Any, peak: float, of: Products) -> Any:
@@ -99,8 +101,8 @@ def seconds(factors: Mapping[str, float], chip: Any, peak: float, of: Products) 
     tired = np.where(count > 1, f["spent"], f["tired"])
     compute = compute * (1 + (tired - 1) * compute / (compute + f["soon_s"]))
     latency = depth / 32 * f["step"] / clock * waves / together
-    feeding = waves * (_ROWS + _COLUMNS) * depth * item / (f["feed"] * clock)
-    weights = count * columns * inner * item
+    feeding = waves * (_ROWS + _COLUMNS * of.stored) * depth * item / (f["feed"] * clock)
+    weights = count * columns * inner * item * of.stored
     others = count * (rows * inner + rows * columns * f["written"]) * item
     kept = f["kept"] * chip.l2_bytes
     missed = weights * _missed(of.copies * weights + others, kept, f) + others * _missed(weights + others, kept, f)
