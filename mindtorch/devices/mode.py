@@ -23,6 +23,8 @@ class Mode:
     C9). None: torch's own default.
     meets: `mindtorch.engine.record.plain_operands.bring_together` where plain tensors join those on a
     remote_accelerator in any call; None: two devices are two devices.
+    refuses: True where a program reads a tensor on torch's own meta device, because it never named ours: reading it is
+    an error, as in torch. None: reading gives uninitialized memory (SPEC M4).
     draws: the index of the remote_accelerator whose generator torch's default one is: what is drawn on the CPU comes
     from it, too. Not None where `default` is not.
     ranks: where an estimate is of one rank of many, what answers for what ranks have together
@@ -35,6 +37,7 @@ class Mode:
     accelerator: str = "cuda"
     default: int | None = None
     meets: Any = None
+    refuses: Callable[[], bool] | None = None
     draws: int | None = None
     ranks: Any = None
 

@@ -26,7 +26,7 @@ from ..devices import mode, names
 from ..devices.lazy_device import DEVICE_TYPE
 from ..engine.execute import tensors
 from ..engine.record.plain_operands import bring_together
-from . import creation, generators, hooks, loaders, parallel, pretrained, slot
+from . import creation, generators, hooks, loaders, namespace, parallel, pretrained, slot
 from .device_module import of_generator
 
 __all__ = ["default_device", "one_generator"]
@@ -54,7 +54,11 @@ def default_device(index: int) -> Iterator[None]:
         told += [*parallel.data_parallel(), *parallel.as_without_devices()]
     before = names.set_default_everywhere(names.device(DEVICE_TYPE, index))
     try:
-        with one_generator(index), mode.enter(default=index, meets=bring_together), replaced(told):
+        with (
+            one_generator(index),
+            mode.enter(default=index, meets=bring_together, refuses=namespace.unused),
+            replaced(told),
+        ):
             yield
     finally:
         names.set_default_everywhere(before)

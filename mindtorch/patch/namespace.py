@@ -43,6 +43,11 @@ def speaks() -> bool:
     return _name_in(frame, "torch") is _package
 
 
+def unused() -> bool:
+    """True while the program has asked this package for none of torch's names: its `meta` device is torch's."""
+    return not _used
+
+
 def _name_in(frame: FrameType, name: str) -> Any:
     """What a name means to a frame's code. Keeps none of the frame's variables alive, as looking at f_locals would."""
     code = frame.f_code

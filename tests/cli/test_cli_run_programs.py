@@ -445,3 +445,27 @@ def test_C9_the_programs_own_log_has_no_line_of_ours(runs):
         x = torch.randperm(5)
         print(torch.ones(4).nonzero().shape, x.sort().values.tolist(), x[x > 3].tolist())
     """)
+
+
+def test_M4_a_program_that_knows_nothing_of_mindtorch_reads_no_memory_for_values(runs):
+    """Where torch says that there are none."""
+    text = """
+        import torch
+        x = torch.ones(2)
+        for make in (
+            lambda: x.to("meta"), lambda: torch.empty_like(x, device="meta"), lambda: x.new_zeros(2, device="meta"),
+            lambda: torch.nn.Linear(2, 2).to("meta").weight, lambda: x.to(device="meta", dtype=torch.half),
+            lambda: torch.ones(2, device="meta"), lambda: torch.nn.Linear(2, 2, device="meta").weight,
+        ):
+            for read in (torch.Tensor.cpu, lambda t: t.to("cpu"), lambda t: t.to(x.device), torch.Tensor.tolist):
+                try:
+                    print(read(make()))
+                except NotImplementedError as error:
+                    print("refused")
+    """
+    name = runs.write(text)
+    assert runs.run(*runs.GENIE, name).out == "refused\n" * 28
+    knowing = runs.write(
+        text.replace("import torch\n", "import mindtorch, torch\n        mindtorch.ones(1, device='meta')\n")
+    )
+    assert "tensor(" in runs.run(*runs.GENIE, knowing).out

@@ -320,6 +320,8 @@ class MetaTensor(RecordedTensor):
         changed = super().to(**options) if options else self
         if target is None or (not where(target).has_data and place_of(target) == _core.device_index(self)):
             return changed
+        if mode.now.refuses is not None and mode.now.estimate is None and where(target).has_data and mode.now.refuses():
+            raise NoDataError("Cannot copy out of meta tensor; no data!")
         if mode.now.estimate is not None and not options.get("non_blocking"):
             mode.now.estimate.waits(self)
         return relocate(changed, target)
