@@ -160,21 +160,13 @@ def command(
     top: int | None,
     depth: int | None,
     sort: str | None,
-    steps: int | None,
-    warmup: int | None,
-    device: str | None,
     target_name: str | None,
     rank_text: str | None,
     interconnect: float | None,
     changes: tuple[str, ...],
     advise: bool,
-    hits: bool,
     shapes: bool,
-    predict: str | None,
-    assume: float | None,
-    routing: str | None,
-    oom: str | None,
-    **files: OutputFile | None,
+    **asked: Any,
 ) -> int:
     """Run PROGRAM unmodified and show its time, memory and FLOPs by phase, module and op.
 
@@ -182,6 +174,7 @@ def command(
     called in eval mode without gradients, unless --train says otherwise. With "-" as an output file, genie
     does not show the report, and the output of the program goes to stderr.
     """
+    files = {name: asked[name] for name in (each.name.replace("-", "_") for each in FORMATS)}
     rank, of_all = Rank.of_process(), files["json"]
     if rank is not None:
         files = {name: file and file.of_rank(rank.rank) for name, file in files.items()}
@@ -195,20 +188,10 @@ def command(
     if "half-seq" in changes and program.kind != "config":
         raise click.UsageError("--what-if half-seq is for a config.json: a program chooses its own lengths")
 
-    by = by or ("line" if hits else None)  # which alone shows them
-    followed = by == "line" or files["html"] is not None or files["flame"] is not None
-    options: dict[str, Any] = {"lines": followed, "hits": hits}
+    by = by or ("line" if asked["hits"] else None)  # which alone shows them
     to_stdout = any(file.is_stdout for _, file in wanted)
-    if sized := device is not None or target_name is not None:
-        options |= {"assume": assume, "balanced": routing is not None, "oom": oom or "report"}
-        writes_nothing()
-    else:
-        options["shapes"] = shapes or files["html"] is not None  # the page shows all that there is
     with claimed_stdout(to_stdout):
-        if sized:
-            outcome, report, profiler = estimate(program, steps, warmup, *target, changes, **options)
-        else:
-            outcome, report, profiler = _measure(program, steps, warmup, predict, bool(wanted), **options)
+        outcome, report, profiler = _observe(context.params, program, target, by == "line", bool(wanted))
         outcome.show()
     if report is None:  # it never came to running: the program's own error has been shown
         return outcome.exit_code
@@ -222,6 +205,25 @@ def command(
         _show(report if shapes else {**report, "shapes": None}, program, own, by, top, depth, sort)
     say_written(wanted)
     return last_words(program, outcome, report, context.command)
+
+
+def _observe(
+    asked: dict[str, Any],
+    program: Program,
+    target: tuple[str | None, clusters.Cluster | None],
+    by_line: bool,
+    in_files: bool,
+) -> tuple[Any, dict[str, Any] | None, Any]:
+    """Run the program as the options say, or estimate it: how it ended, the report, and what observed it."""
+    page = asked["html"] is not None
+    options: dict[str, Any] = {"lines": by_line or page or asked["flame"] is not None, "hits": asked["hits"]}
+    often = asked["steps"], asked["warmup"]
+    if asked["device"] is None and asked["target_name"] is None:
+        options["shapes"] = asked["shapes"] or page  # the page shows all that there is
+        return _measure(program, *often, asked["predict"], in_files, **options)
+    options |= {"assume": asked["assume"], "balanced": asked["routing"] is not None, "oom": asked["oom"] or "report"}
+    writes_nothing()
+    return estimate(program, *often, *target, asked["changes"], **options)
 
 
 def _merged_file(of_all: OutputFile | None, of_rank: OutputFile | None, program: Program) -> OutputFile | None:
