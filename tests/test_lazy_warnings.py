@@ -48,6 +48,12 @@ WARNING: dict[str, Callable[[str], torch.Tensor]] = {
     "inside_torch": lambda d: torch.stft(torch.ones(100, device=d), 16, return_complex=True).real,
     "gaps": lambda d: torch.searchsorted(torch.ones(4, 4, device=d).t(), torch.ones(4, 2, device=d)),
     "with_gradients": lambda d: F.mse_loss(torch.ones(2, 1, device=d, requires_grad=True), torch.ones(2, device=d)),
+    "copy": lambda d: torch.tensor(torch.ones(2, device=d), device=d),
+    "copy_of_the_cpus": lambda d: torch.tensor(torch.ones(2), device=d),
+    "copy_to_the_cpu": lambda d: torch.tensor(torch.ones(2, device=d), device="cpu"),
+    "new": lambda d: torch.ones(2, device=d).new_tensor(torch.ones(2, device=d), dtype=torch.int64),
+    "new_of_the_cpus": lambda d: torch.ones(2, device=d).new_tensor(data=torch.ones(2)),
+    "new_from_the_cpus": lambda d: torch.ones(2).new_tensor(torch.ones(2, device=d), device=d),
     "gradient": lambda d: (x := torch.ones(2, device=d, requires_grad=True) * 2).grad or x,
 }
 
@@ -71,6 +77,25 @@ def test_L9_what_filters_show_once_is_shown_once() -> None:
         assert len(warnings_of(lambda size=size: program(size), filters)) == (filters != "ignore"), filters
     with pytest.raises(UserWarning, match="Using a target size"):
         warnings_of(lambda: program(9), "error")
+
+
+ON_TWO_LINES = {
+    "creation": "torch.range(0, 3, device=d)",
+    "kernel": "torch.ones(1, device=d).std().cpu()",
+    "copy": "torch.tensor(torch.ones(2, device=d), device=d)",
+    "new": "torch.ones(2, device=d).new_tensor(torch.ones(2, device=d))",
+}
+
+
+@pytest.mark.parametrize("name", ON_TWO_LINES)
+def test_L9_what_filters_show_once_for_a_line_is_shown_for_each_line(name: str) -> None:
+    def said(device: str) -> Said:
+        text = f"for _ in range(3):\n    {ON_TWO_LINES[name]}\n    {ON_TWO_LINES[name]}\n"
+        program = compile(text, "two lines", "exec")
+        return warnings_of(lambda: exec(program, {"torch": torch, "d": device}), "default")
+
+    assert said(LAZY) == said("cpu")
+    assert [line for _text, _file, line in said(LAZY)] == [2, 3]
 
 
 def test_L9_warnings_come_again_wherever_a_handler_raises() -> None:

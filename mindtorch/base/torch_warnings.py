@@ -73,12 +73,14 @@ def listen() -> None:
 
 
 def _shown(found: warnings.WarningMessage) -> None:
-    catching = _thread.catching
+    inside, catching = sys._getframe(1), _thread.catching
+    ours = _is_ours(found.filename, inside)
+    if ours:
+        _may_come_again(found.filename, inside)
     if catching is not None:
         catching.messages.append(found)
         return
-    inside = sys._getframe(1)
-    caller = _caller(inside) if _is_ours(found.filename, inside) else None
+    caller = _caller(inside) if ours else None
     if caller is None:
         _show(found)
         return
@@ -89,9 +91,17 @@ def _shown(found: warnings.WarningMessage) -> None:
         found.category,
         caller.f_code.co_filename,
         caller.f_lineno,
-        caller.f_globals.get("__name__"),
+        caller.f_globals.get("__name__", "<string>"),  # None: nothing is shown
         caller.f_globals.setdefault("__warningregistry__", {}),
     )
+
+
+def _may_come_again(filename: str, inside: FrameType | None) -> None:
+    """Python has noted that a line of ours has warned, and would keep silent where other lines of the program do."""
+    while inside is not None and inside.f_code.co_filename != filename:
+        inside = inside.f_back
+    if inside is not None:
+        inside.f_globals.get("__warningregistry__", {}).clear()
 
 
 def _is_ours(filename: str, inside: FrameType) -> bool:

@@ -271,6 +271,8 @@ def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index:
         eager.note_fallback(f"aten::{func.__name__}")
     lazy = next((a for a in args if _core.get_handle(a) is not None), None)
     if lazy is not None and func.__name__ in FROM_DATA:
+        if func.__name__ == "tensor":
+            say_of_a_copy(func)
         dtype = kwargs.get("dtype") or lazy.dtype
         same = lazy.dtype is dtype and _core.device_index(lazy) == index
         if same and func.__name__ != "tensor" and not kwargs.get("copy"):
@@ -304,6 +306,12 @@ def _eager(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index:
         return eager.labelled(made, index)  # stays torch's own, as what ops on such tensors give
     with Unseen():
         return tensors.from_plain(made.detach(), index)
+
+
+def say_of_a_copy(func: Callable[[torch.Tensor], Any]) -> None:
+    """Have torch's own function warn of what it is given a tensor for, as it does of one of its own."""
+    with predict.quiet():
+        func(torch.empty(0, device=_CPU))
 
 
 def _on_the_host(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], index: int) -> torch.Tensor:

@@ -27,6 +27,7 @@ from .._ext import hooks as _hooks
 from .._ext import lazy as _core
 from ..base import config
 from ..base.patching import Patch, existing
+from ..base.torch_warnings import Caught, say
 from ..devices import mode
 from ..devices.lazy_device import accelerator_at, place_of
 from ..devices.names import device as mindtorch_device
@@ -361,7 +362,7 @@ def _new_hook(name: str) -> Any:
                 kwargs["layout"] = self.layout
             if name not in ("new_tensor", "new_full", "new_empty_strided") and len(args) > 1:
                 args = (args,)
-            return create(_hooks.original(factory), args, kwargs)
+            return _made_new(original, _hooks.original(factory), args, kwargs)
         if lazy and device is not None and not place.has_data:
             with predict.quiet():  # made where it is to be: what is moved there would have memory here, too
                 like = torch.empty(0, dtype=self.dtype, device="meta")
@@ -370,7 +371,8 @@ def _new_hook(name: str) -> Any:
         if lazy and device is not None:
             return _below(original, torch.empty(0, dtype=self.dtype, device="cpu"), *args, **kwargs)
         if lazy and name == "new_tensor":
-            return create(_hooks.original(factory), args, {"dtype": self.dtype, **kwargs, "device": self.device})
+            given = {"dtype": self.dtype, **kwargs, "device": self.device}
+            return _made_new(original, _hooks.original(factory), args, given)
         if not lazy:
             return original(self, *args, **kwargs)
         out = _below(original, self, *args, **kwargs)
@@ -379,6 +381,17 @@ def _new_hook(name: str) -> Any:
         return out
 
     return hook
+
+
+def _made_new(original: Any, factory: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """What a method such as ``new_zeros`` makes by the factory. ``new_tensor`` of a tensor warns in words of its own."""
+    if factory.__name__ != "tensor" or not isinstance(args[0] if args else kwargs.get("data"), torch.Tensor):
+        return create(factory, args, kwargs)
+    creation.say_of_a_copy(lambda nothing: original(nothing, nothing))
+    with Caught() as caught:
+        made = create(factory, args, kwargs)
+    say([found for found in caught.messages if "sourceTensor" not in str(found.message)])
+    return made
 
 
 @functools.wraps(_torch_module_to)

@@ -54,7 +54,8 @@ def test_L13_a_result_takes_the_memory_of_what_nobody_else_has(how: str, monkeyp
     besides = call(4, **{"inputs": (0,), **other.get("besides", {})})
     last = call(5, **{"inputs": (value, 0), "dying": (value,), **other.get("call", {})})
     steps = [maker, besides, last]
-    plan: Any = SimpleNamespace(steps=steps, maker=lambda n: None if n < 2 else maker)
+    aliased = {value for step in steps if step.aliases for value in step.inputs}
+    plan: Any = SimpleNamespace(steps=steps, aliased=aliased, maker=lambda n: None if n < 2 else maker)
     assert plan_calls._overwrites(plan, 2, ((other.get("place", 0), value), (1, 0))) is (how in MAY)
     assert not plan_calls._overwrites(plan, 2, ())
 

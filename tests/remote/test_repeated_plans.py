@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -53,6 +55,35 @@ def test_L13_a_worker_overwrites_what_nobody_needs(loopback: None) -> None:
     assert changed(IN_PLACE, lambda x: ((x + 1) * 2).exp()) == 2
     assert changed(IN_PLACE, lambda x: torch.relu(torch.sub(x, x + 1, alpha=2))) == 1
     assert changed(IN_PLACE, lambda x: (x + 1) + x.sum(0)) == 1  # which is as large
+
+
+def test_R1_the_work_for_a_long_segment_grows_with_its_length(loopback: None) -> None:
+    """First runs send the plan, second ones make its calls ready: neither compares each call with all others."""
+
+    def calls(n: int) -> list[int]:
+        def program() -> Tensor:
+            x = torch.ones(2, device=LAZY)
+            for _ in range(n):
+                x = x * 1.001
+            return x.cpu()
+
+        found: list[int] = []
+
+        def count(_frame: Any, event: str, _what: Any) -> None:
+            found[-1] += event == "call"
+
+        for _ in range(3):
+            found.append(0)
+            sys.setprofile(count)
+            try:
+                program()
+            finally:
+                sys.setprofile(None)
+        return found
+
+    calls(10)  # what comes once per process
+    short, long = calls(150), calls(600)
+    assert all(few > 0 and many < 5 * few for few, many in zip(short, long, strict=True)), (short, long)
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ def _overwrites(plan: Plan, k: int, places: tuple[tuple[int, int], ...]) -> bool
         and value in step.dying
         and step.inputs.count(value) == 1
         and step.predicted == [maker.predicted[value - maker.first]]
-        and not any(other.aliases and value in other.inputs for other in plan.steps)
+        and value not in plan.aliased
     )
 
 

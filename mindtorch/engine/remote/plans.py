@@ -83,6 +83,7 @@ class Plan:
     ) -> None:
         self.given, self.kept = given, kept
         self.steps: list[Step] = []
+        self.aliased: set[int] = set()  # tensors that calls take whose outputs may be on memory of others
         at, outputs = len(given), 0
         floats: list[int] = []
         last: dict[int, int] = {}
@@ -93,7 +94,10 @@ class Plan:
             if any(not 0 <= i >> 1 < (outputs if i & 1 else len(given)) for i in inputs):
                 raise WireError(f"expected inputs among {len(given)} tensors and {outputs} outputs, got {inputs}")
             definition = definitions[number]
-            self.steps.append(Step(definition, grad, indices, at, len(given) + outputs))
+            step = Step(definition, grad, indices, at, len(given) + outputs)
+            self.steps.append(step)
+            if step.aliases:
+                self.aliased.update(indices)
             floats += [at + n for n in floats_in(definition)]
             for i in indices:
                 last[i] = k
