@@ -126,7 +126,13 @@ _PROGRAM = _decorated(
 )
 _COUNT = click.IntRange(min=1)
 _REQUEST = _decorated(
-    option("--seq", type=_COUNT, kept=True, metavar="N", help="For a config.json: tokens per sequence, without images (default: 128)."),
+    option(
+        "--seq",
+        type=_COUNT,
+        kept=True,
+        metavar="N",
+        help="For a config.json: tokens per sequence, without images (default: 128).",
+    ),
     option("--batch", type=_COUNT, kept=True, metavar="N", help="For a config.json: sequences per batch (default: 1)."),
     option(
         "--decode",

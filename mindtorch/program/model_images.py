@@ -1,7 +1,7 @@
 """Images in the prompts of a vision-language model: pixel values, and the tokens that stand for them in the text (C1).
 
-How many tokens an image takes follows from the configuration, by the rule of each kind of model; the model's own forward
-refuses another number. An image is what the vision tower gets: one of a tiled image's tiles counts as an image.
+How many tokens an image takes follows from the configuration, by the rule of each kind of model; the model's own
+forward refuses another number. An image is what the vision tower gets: each tile of a tiled image counts as one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class ImagePlan:
     @property
     def words(self) -> str:
         pixels, tokens = " x ".join(map(str, self.size)), f"{self.tokens:,} token{'s' * (self.tokens != 1)}"
-        return f"1 image of {pixels} ({tokens})" if self.count == 1 else f"{self.count} images of {pixels} ({tokens} each)"
+        return (
+            f"1 image of {pixels} ({tokens})" if self.count == 1 else f"{self.count} images of {pixels} ({tokens} each)"
+        )
 
 
 @dataclass(frozen=True)
@@ -76,13 +78,13 @@ def plan_images(model: Any, batch: int, count: int, size: tuple[int, int] | None
     height, width = (side // patch for side, patch in zip(size, _pair(vision.patch_size), strict=True))
     tokens = _tokens(kind, config, vision, height, width)
     if not tokens:
-        raise UsageError(f"--images cannot be estimated for {name} ({kind}): genie does not know its image tokens")
+        raise UsageError(f"--images is not supported for {name} ({kind}): leave it out for the text alone")
     channels = getattr(vision, "num_channels", 3)
     plan = ImagePlan(count, size, tokens)
     pixels = [channels, *size]
     if kind == "mllama":
         plan.inputs = _tiles(batch, count, vision, [vision.max_num_tiles, *pixels], dtype)
-    elif kind in ("idefics2", "idefics3", "smolvlm"):
+    elif kind in ("idefics2", "idefics3"):
         plan.inputs = [_pixels([batch, count, *pixels], dtype)]
     else:
         plan.inputs = [_pixels([batch * count, *pixels], dtype)]
@@ -104,7 +106,7 @@ def _tokens(kind: str, config: Any, vision: Any, height: int, width: int) -> int
         return int(config.mm_tokens_per_image)
     if kind == "mistral3":
         return (height // config.spatial_merge_size) * (width // config.spatial_merge_size)
-    if kind in ("idefics3", "smolvlm"):
+    if kind == "idefics3":
         return int(patches / config.scale_factor**2)
     if kind == "idefics2":
         return int(config.perceiver_config.resampler_n_latents)
@@ -176,7 +178,7 @@ def prompt(ids: InputSpec, plan: ImagePlan, model: Any) -> list[InputSpec]:
             found[:, places] = 1
         return found
 
-    made = [_made(str(ids.name), (batch, length), "int64", tokens)]
+    made: list[InputSpec] = [_made(str(ids.name), (batch, length), "int64", tokens)]
     takes = inspect.signature(type(model).forward).parameters
     for name in ("token_type_ids", "mm_token_type_ids"):
         if name in takes:
