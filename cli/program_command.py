@@ -126,7 +126,13 @@ _PROGRAM = _decorated(
 )
 _COUNT = click.IntRange(min=1)
 _REQUEST = _decorated(
-    option("--seq", type=_COUNT, kept=True, metavar="N", help="For a config.json: tokens per sequence (default: 128)."),
+    option(
+        "--seq",
+        type=_COUNT,
+        kept=True,
+        metavar="N",
+        help="For a config.json: tokens per sequence, without images (default: 128).",
+    ),
     option("--batch", type=_COUNT, kept=True, metavar="N", help="For a config.json: sequences per batch (default: 1)."),
     option(
         "--decode",
@@ -135,6 +141,20 @@ _REQUEST = _decorated(
         metavar="N",
         help="For a config.json: fill the key-value cache with the sequence (phase prefill), then generate N tokens, "
         "one at a time (phase decode).",
+    ),
+    option(
+        "--images",
+        type=_COUNT,
+        kept=True,
+        metavar="N",
+        help="For the config.json of a vision-language model: images in each sequence, in addition to --seq tokens of "
+        "text (default: none).",
+    ),
+    option(
+        "--image-size",
+        kept=True,
+        metavar="HEIGHTxWIDTH",
+        help="Size of --images in pixels, for models that take any size (default: the file's, else 1024x1024).",
     ),
     option(
         "--train",
@@ -166,8 +186,9 @@ def request_options(function: Callable[..., Any]) -> Any:
     """What a transformers model is given to do: ``function`` gets a `Request`."""
 
     @functools.wraps(function)
-    def called(*args: Any, seq: Any, batch: Any, decode: Any, train: bool, dtype: Any, **given: Any) -> Any:
-        return function(*args, request=Request(seq, batch, decode, train, dtype), **given)
+    def called(*args: Any, **given: Any) -> Any:
+        request = Request(**{field.name: given.pop(field.name) for field in dataclasses.fields(Request)})
+        return function(*args, request=request, **given)
 
     return _REQUEST(called)
 

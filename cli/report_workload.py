@@ -35,6 +35,10 @@ def _asked(workload: dict[str, Any], unit: str) -> str:
     """What a configuration's model was given to do."""
     batch, seq = workload.get("batch") or 1, workload.get("seq")
     text = f"{count(batch)} × {count(seq)} {unit}" if seq else f"{count(batch)} {unit if batch > 1 else unit[:-1]}"
+    images = workload.get("images")
+    if images:
+        number = images["per_prompt"]
+        text += f" with {counted(number, 'image')} of {images['height']} x {images['width']}{' each' * (batch > 1)}"
     if workload.get("decode"):
         text += f", then {count(workload['decode'])} decoded"
     if workload.get("train"):

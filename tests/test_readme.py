@@ -92,6 +92,13 @@ CONFIG = """
 {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 64,
  "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
 """
+VISION = """
+{"model_type": "qwen2_vl", "image_token_id": 60, "video_token_id": 61,
+ "text_config": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4,
+                 "num_key_value_heads": 2, "vocab_size": 64, "rope_parameters": {"rope_type": "default",
+                 "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}},
+ "vision_config": {"depth": 1, "embed_dim": 32, "hidden_size": 32, "num_heads": 4}}
+"""
 
 
 @dataclass(frozen=True)
@@ -163,7 +170,7 @@ def test_layout_blocks_that_are_not_run_say_why(pytestconfig: pytest.Config) -> 
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the pages' commands run: the files that they name."""
     files = {"train.py": TRAIN, "model.py": MODEL, "dict.py": DICT, "config.json": CONFIG,
-             "pkg/__main__.py": TRAIN, "pkg/train.py": TRAIN}  # fmt: skip
+             "qwen2_vl.json": VISION, "pkg/__main__.py": TRAIN, "pkg/train.py": TRAIN}  # fmt: skip
     files |= {block.what: block.text for page in PAGES for block in blocks(page) if block.kind == "file"}
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -97,7 +97,7 @@ def chosen(
     if script is None:
         raise UsageError(
             f"[target] {target!r} is for scripts, which say what each rank does; a configuration or model runs on one: "
-            f"--target {name}"
+            f"--target {name} says how many would hold it; for their times, write a script that shards it (fully_shard)"
         )
     if name == "cpu":
         raise UsageError(f"[target] {target!r}: expected accelerators, as in 8xh100")

@@ -299,6 +299,8 @@ def _in_estimate(self: torch.Tensor, recorded: bool, target: Any, args: tuple, k
         return _to_torchs(self, recorded, target, args, kwargs)
     if self.layout in _COMPRESSED:  # stays torch's own, as what operations make of this kind
         return _torch_to(self, to_options(args, kwargs)[0] or self.dtype, copy=True)
+    if unwrapping.wrapped(self) and place_of(target) == place_of(self.device):  # it is around one of ours
+        return _below(_torch_to, self, to_options(args, kwargs)[0] or self.dtype)
     return as_meta(self, place_of(self.device)).to(*args, **kwargs)
 
 

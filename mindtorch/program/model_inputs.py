@@ -11,8 +11,9 @@ from typing import Any
 
 from ..base.errors import UsageError
 from .input_option import InputSpec, parse_input
+from .model_images import ImagePlan, plan_images, prompt
 
-__all__ = ["Plan", "plan_inputs"]
+__all__ = ["Plan", "add_images", "plan_inputs"]
 
 DEFAULT_LENGTH = 128
 # Labels by what the class is named for; of the others, the sum of the first output stands in for the loss.
@@ -20,6 +21,7 @@ _TOKEN_LABELS = re.compile(r"(ForCausalLM|LMHeadModel|ForConditionalGeneration|M
 _CLASS_LABELS = re.compile(r"For(Sequence|Image|Audio)Classification")
 _POSITIONS = re.compile(r"(?:^|\.)(wpe|embed_positions|position_embeddings?)$")
 _NOT_OF_TEXT = re.compile(r"vision|visual|image|patch")
+_WITHOUT_IMAGES = ", without images: --images N puts N into each prompt"
 
 
 @dataclass
@@ -28,7 +30,7 @@ class Plan:
 
     kind: ``decoder``, ``encoder``, ``encoder-decoder``, ``vision``, ``text and image``, ``image to text``, ``audio``,
     ``speech to text``.
-    seq: tokens (or samples) of one sequence; None where there are none.
+    seq: tokens (or samples) of one sequence, those of its images included; None where there are none.
     ids: the name of the tokens that grow when text is generated.
     notes: what the user should know about the choice.
     """
@@ -40,6 +42,7 @@ class Plan:
     labels: list[InputSpec] = field(default_factory=list)
     ids: str = "input_ids"
     notes: list[str] = field(default_factory=list)
+    images: ImagePlan | None = None
 
     @property
     def unit(self) -> str:
@@ -77,7 +80,7 @@ def plan_inputs(model: Any, batch: int, seq: int | None, decode: int | None, dty
             f"architectures: transformers has no {', '.join(named)} for this configuration and makes a {name}"
         )
     if chat and text:
-        plan.notes.append(f"{name} gets text alone, without images")
+        plan.notes.append(f"{name} gets text alone{_WITHOUT_IMAGES}")
     if text or main == "input_features":
         plan.seq = _length(model, plan.kind, seq, decode)
     if text:
@@ -94,6 +97,23 @@ def plan_inputs(model: Any, batch: int, seq: int | None, decode: int | None, dty
     if "labels" in takes:
         plan.labels = _labels(name, plan, config)
     return plan
+
+
+def add_images(plan: Plan, model: Any, count: int, size: tuple[int, int] | None, dtype: str) -> None:
+    """Put ``count`` images into each prompt of ``plan``, in addition to its text."""
+    images = plan_images(model, plan.batch, count, size, dtype)
+    name, text = type(model).__name__, plan.seq
+    ids = next((spec for spec in plan.inputs if spec.name == "input_ids"), None)
+    if ids is None or text is None or plan.kind != "decoder":
+        raise UsageError(f"{name} does not continue text with images in it: leave out --images")
+    if text < count:
+        raise UsageError(f"--seq {text} is too little text for {count} images: a token of text precedes each")
+    plan.images, plan.seq = images, text + count * images.tokens
+    plan.inputs = [*prompt(_ids("input_ids", plan.batch, plan.seq, model.config), images, model), *images.inputs]
+    if plan.labels:
+        plan.labels = [_ids("labels", plan.batch, plan.seq, model.config)]
+    plan.notes = [note for note in plan.notes if not note.endswith(_WITHOUT_IMAGES)]
+    plan.notes.append(f"each prompt has {text:,} tokens of text and {images.words}; each tile of a tiled image counts")
 
 
 def _kind(model: Any, text: bool, image: bool, two: bool) -> str:

@@ -7,6 +7,7 @@ data too. Prefill and decode are phases of their own; a training step has forwar
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,22 +33,37 @@ class Request:
     decode: int | None = None
     train: bool = False
     dtype: str | None = None
+    images: int | None = None
+    image_size: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("seq", "batch", "decode"):
+        for name in ("seq", "batch", "decode", "images"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise UsageError(f"--{name}: expected a positive integer, got {value!r}")
         if self.dtype is not None and self.dtype not in DTYPES:
             raise UsageError(f"--dtype: unknown dtype {self.dtype!r}, one of {', '.join(DTYPES)}")
+        if self.image_size is not None:
+            if not re.fullmatch(r"0*[1-9]\d{0,5}x0*[1-9]\d{0,5}", self.image_size, re.ASCII):
+                raise UsageError(f"--image-size: expected HEIGHTxWIDTH in pixels (448x672), got {self.image_size!r}")
+            if self.images is None:
+                raise UsageError("--image-size is for prompts with images: add --images N")
+
+    @property
+    def pixels(self) -> tuple[int, int] | None:
+        """Height and width of an image; None where nothing was said."""
+        if self.image_size is None:
+            return None
+        height, width = map(int, self.image_size.split("x"))
+        return height, width
 
     def words(self) -> list[str]:
         """The options as typed; empty when nothing was asked for."""
         found = []
-        for name in ("seq", "batch", "decode", "dtype"):
+        for name in ("seq", "batch", "decode", "dtype", "images", "image_size"):
             value = getattr(self, name)
             if value is not None:
-                found += [f"--{name}", str(value)]
+                found += [f"--{name.replace('_', '-')}", str(value)]
         return [*found, "--train"] if self.train else found
 
 
@@ -61,13 +77,15 @@ class Workload:
     def __init__(self, model: Any, request: Request, refuse: type[Exception] = UsageError) -> None:
         import torch
 
-        from .model_inputs import plan_inputs
+        from .model_inputs import add_images, plan_inputs
 
         self.model, self.request, self._refuse = model, request, refuse
         parameter = next((p for p in model.parameters() if p.is_floating_point() and p.itemsize > 1), None)
         self.dtype = torch.float32 if parameter is None else parameter.dtype
         dtype = str(self.dtype).removeprefix("torch.")
         self.plan = plan_inputs(model, request.batch or 1, request.seq, request.decode, dtype)
+        if request.images is not None:
+            add_images(self.plan, model, request.images, request.pixels, dtype)
         if note := getattr(model, "genie_note", None):
             self.plan.notes.append(note)
         self._device = None if parameter is None else parameter.device
@@ -205,6 +223,7 @@ class Workload:
             "model": type(self.model).__name__,
             "batch": plan.batch,
             "seq": plan.seq,
+            "images": None if plan.images is None else plan.images.facts(),
             "decode": request.decode,
             "train": request.train,
             "dtype": str(self.dtype).removeprefix("torch."),

@@ -104,3 +104,9 @@ def test_C4_a_batch_norm_in_evaluation_only_scales() -> None:
     copied = op_time.estimate(work.work(torch.ops.aten.neg.default, (x,), {}, x), A100).seconds
     assert norm(False) == pytest.approx(copied, rel=0.05)
     assert norm(True) > 1.5 * norm(False)
+
+
+def test_C4_a_batch_of_no_images_has_a_time() -> None:
+    """It was no number, and no report was written."""
+    assert 0 <= forward((0, 3, 16, 16)) < forward((64, 3, 16, 16))
+    assert 0 <= backward((True, True), shape=(0, 3, 16, 16)) < backward((True, True), shape=(64, 3, 16, 16))

@@ -101,6 +101,8 @@ def described(name: str, call: Call) -> Convolution | None:
     pixels = x.shape[0] * math.prod(x.shape[2:])
     places = result.shape[0] * math.prod(result.shape[2:])
     features = weight.shape[0] // max(groups, 1)
+    if not pixels or not places:  # a batch of no images: no kernel multiplies
+        return None
     return Convolution(
         int(groups), int(weight.shape[1]), int(features), math.prod(taps), int(pixels), int(places), plain, last, wanted
     )
