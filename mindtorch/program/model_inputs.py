@@ -16,6 +16,7 @@ from .model_images import ImagePlan, plan_images, prompt
 __all__ = ["Plan", "add_images", "plan_inputs"]
 
 DEFAULT_LENGTH = 128
+MOST_TOKENS = 1 << 20  # of a larger tensor of integers, an estimate keeps no values
 # Labels by what the class is named for; of the others, the sum of the first output stands in for the loss.
 _TOKEN_LABELS = re.compile(r"(ForCausalLM|LMHeadModel|ForConditionalGeneration|MTModel|ForMaskedLM)$")
 _CLASS_LABELS = re.compile(r"For(Sequence|Image|Audio)Classification")
@@ -109,6 +110,11 @@ def add_images(plan: Plan, model: Any, count: int, size: tuple[int, int] | None,
     if text < count:
         raise UsageError(f"--seq {text} is too little text for {count} images: a token of text precedes each")
     plan.images, plan.seq = images, text + count * images.tokens
+    if plan.units > MOST_TOKENS:
+        raise UsageError(
+            f"{plan.batch} x {plan.seq:,} tokens are too many with --images: an estimate knows where images are "
+            f"in at most {MOST_TOKENS:,}"
+        )
     plan.inputs = [*prompt(_ids("input_ids", plan.batch, plan.seq, model.config), images, model), *images.inputs]
     if plan.labels:
         plan.labels = [_ids("labels", plan.batch, plan.seq, model.config)]

@@ -195,6 +195,7 @@ def test_C4_images_of_any_size_are_rounded_as_the_processor_rounds() -> None:
         (LLAVA, ["--image-size", "16x16"], "--image-size is for prompts with images: add --images N"),
         (LLAVA, ["--images", "1", "--image-size", "16"], "expected HEIGHTxWIDTH in pixels (448x672), got '16'"),
         (LLAVA, ["--images", "1", "--image-size", "16x32"], "takes images of 16 x 16: leave out --image-size"),
+        (LLAVA, ["--images", "1", "--batch", "99999"], "99999 x 144 tokens are too many with --images"),
         ({**LLAVA, "model_type": "llava_next"}, ["--images", "1"], "not supported for LlavaNextFor"),
         ({**LLAVA, "vision_config": {**CLIP, "image_size": "big"}}, ["--images", "1"], "image_size"),
     ],

@@ -297,7 +297,9 @@ def _by_rule(info: Any, args: tuple, kwargs: dict, facts: list[tuple], written: 
         for shape, stride, dtype in result
     ]
     single = len(outs) == 1
-    named = None if dispatch else getattr(torch.return_types, getattr(info.func, "__name__", ""), None)
+    named = None  # operators called by name give plain tuples
+    if not dispatch and not isinstance(info.func, torch._ops.OpOverloadPacket):
+        named = getattr(torch.return_types, getattr(info.func, "__name__", ""), None)
     return (
         outs,
         [-1] * len(outs),
