@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..base.errors import UsageError
+from ..base.words import counted
 from .input_option import InputSpec, parse_input
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class ImagePlan:
 
     @property
     def words(self) -> str:
-        pixels, tokens = " x ".join(map(str, self.size)), f"{self.tokens:,} token{'s' * (self.tokens != 1)}"
+        pixels, tokens = " x ".join(map(str, self.size)), counted(self.tokens, "token")
         return (
             f"1 image of {pixels} ({tokens})" if self.count == 1 else f"{self.count} images of {pixels} ({tokens} each)"
         )
