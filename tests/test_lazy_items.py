@@ -99,6 +99,37 @@ def test_L3_a_tensor_is_put_where_eager_puts_it(kind: str, other: torch.dtype) -
             assert outcome(LAZY, write, torch.float32) == outcome("cpu", write, torch.float32), (name, size)
 
 
+EXPANDED: dict[str, Any] = {
+    "all": lambda x: x.expand(2, 4, 3),
+    "rows": lambda x: x[:1].expand(4, 3),
+    "one": lambda x: x[0, 0].expand(2),
+    "windows": lambda x: x.unfold(0, 2, 1),
+}
+
+
+@pytest.mark.parametrize("value", (3, -1.0, "a tensor"))
+@pytest.mark.parametrize("form", EXPANDED)
+def test_L3_elements_that_share_memory_are_refused_as_eager_does(form: str, value: Any) -> None:
+    for index in (..., None, slice(None), 0, (..., 0), (), slice(0, 1)):
+
+        def write(x: torch.Tensor, device: str, index: Any = index) -> None:
+            part = EXPANDED[form](x)
+            part[index] = torch.full_like(part[index], 5) if value == "a tensor" else value
+
+        for _ in range(2):
+            assert outcome(LAZY, write, torch.float32) == outcome("cpu", write, torch.float32), index
+
+
+def test_L3_conjugates_are_assigned_to_as_eager_does() -> None:
+    def write(x: torch.Tensor, device: str) -> None:
+        x.conj()[1] = 2.0
+        x.conj()[2:] = x[:2] * 1j
+        x[0] = (x[1] * 1j).conj()
+        x.imag[1, 1] = -0.0
+
+    assert outcome(LAZY, write, torch.complex64) == outcome("cpu", write, torch.complex64)
+
+
 def test_L3_assignment_with_gradients_is_autograds() -> None:
     def program(device: str) -> list[Any]:
         leaf, x = torch.ones(4, 3, device=device, requires_grad=True), torch.zeros(4, 3, device=device)

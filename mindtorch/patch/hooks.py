@@ -386,7 +386,7 @@ def _new_hook(name: str) -> Any:
 
 
 def _made_new(original: Any, factory: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """What a method such as ``new_ones`` makes by the factory; ``new_tensor`` of a tensor warns in words of its own."""
+    """What a method such as ``new_zeros`` makes. Of a tensor, ``new_tensor`` warns in words of its own."""
     if factory.__name__ != "tensor" or not isinstance(args[0] if args else kwargs.get("data"), torch.Tensor):
         return create(factory, args, kwargs)
     creation.say_of_a_copy(lambda nothing: original(nothing, nothing))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..._ext import lazy as _core
+from ..._ext.strides import overlapping
 
 _NUMBERS = frozenset({bool, int, float})
 _WIDE = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64})
@@ -18,6 +19,8 @@ def set_part(target: torch.Tensor, index: Any, value: Any) -> Any:
     """What C++ does where nothing is differentiated and the index makes a view, without its way through dispatch."""
     if _core.get_handle(target) is None or torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
         return NotImplemented  # modes see what C++ calls
+    if target.dtype.is_complex:
+        return NotImplemented  # its memory may hold conjugates
     number = type(value) in _NUMBERS and _fits(value, target.dtype)
     if not number and _core.get_handle(value) is None:
         return NotImplemented
@@ -26,6 +29,9 @@ def set_part(target: torch.Tensor, index: Any, value: Any) -> Any:
     if torch.is_grad_enabled() and (target.requires_grad or not (number or not value.requires_grad)):
         return NotImplemented
     part = target[index]
+    _dtype, size, stride, *_ = _core.meta_of(_core.get_handle(part))
+    if overlapping(size, stride):
+        return NotImplemented  # filling it is allowed, this is not
     if number:
         part.fill_(value)
     elif part.shape == value.shape and part.device == value.device:
