@@ -108,13 +108,18 @@ def meta_like(tuple facts, int bits=0):
 
 
 # ---- floats among arguments ----------------------------------------------------------------------------------------
+cdef inline bint _is_held(object a) noexcept:
+    """Is it a float, not 0, that any dtype holds?"""
+    return type(a) is float and 0 < abs(<double>a) <= HELD_BY_ALL
+
+
 cdef bint _has_float(object a) except -1:
     if type(a) is tuple or type(a) is list:
         for item in a:
             if _has_float(item):
                 return True
         return False
-    return type(a) is float and 0 < abs(<double>a) <= HELD_BY_ALL
+    return _is_held(a)
 
 
 cdef int _show(object a, list shown, list floats) except -1:
@@ -122,7 +127,7 @@ cdef int _show(object a, list shown, list floats) except -1:
     if PyObject_TypeCheck(a, tensor_type):
         handle = handle_of(a)
         shown.append(object() if handle is None else (*meta_of(handle), view_bits(handle)))
-    elif type(a) is float and 0 < abs(<double>a) <= HELD_BY_ALL:
+    elif _is_held(a):
         shown.append((float, <double>a > 0, abs(<double>a) <= 1))
         floats.append(a)
     elif isinstance(a, (tuple, list)):

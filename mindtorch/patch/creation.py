@@ -83,8 +83,8 @@ _transforming = torch._C._functorch.peek_interpreter_stack
 _infos: dict[Any, Any] = {}
 _OF_NUMBERS = frozenset(("tensor", *(name for name in RECORDED if not name.endswith("_like"))))
 _NAMED = frozenset({"device", "dtype"})
-_SINGLE, _LISTS = frozenset({int, float, bool}), frozenset({tuple, list})
-_NUMBERS = _SINGLE | _LISTS | {torch.Size}
+_SINGLE = frozenset({int, float, bool})
+_NUMBERS = _SINGLE | {tuple, list, torch.Size}
 
 
 def _info(func: Callable[..., Any]) -> Any:

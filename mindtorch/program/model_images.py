@@ -41,9 +41,7 @@ class ImagePlan:
     @property
     def words(self) -> str:
         pixels, tokens = " x ".join(map(str, self.size)), counted(self.tokens, "token")
-        return (
-            f"1 image of {pixels} ({tokens})" if self.count == 1 else f"{self.count} images of {pixels} ({tokens} each)"
-        )
+        return f"{counted(self.count, 'image', str(self.count))} of {pixels} ({tokens}{' each' * (self.count > 1)})"
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,13 @@ def only_models_of_this_test(alone: None) -> None:
     pass
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory of the test's own. Files whose tests all have programs there put them into one of theirs."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 class Ran(NamedTuple):
     code: int
     out: str

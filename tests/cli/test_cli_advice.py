@@ -17,6 +17,8 @@ from mindtorch.cli import advice
 from mindtorch.cli.main import cli
 from mindtorch.profile.estimate import what_if
 
+pytestmark = pytest.mark.usefixtures("here")
+
 TRAINING = """
     import torch
     from torch import nn
@@ -72,12 +74,6 @@ SMALL = """
     matrix = {{ float32 = 1e13 }}
     vector = {{ float32 = 1e13 }}
 """
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def program(name: str, **other: str) -> str:

@@ -10,6 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from mindtorch.cli.main import cli
+from tests.cli.configured import profile_config
+
+pytestmark = pytest.mark.usefixtures("here")
 
 pytest.importorskip("transformers")
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
@@ -21,16 +24,8 @@ DETR = {"model_type": "detr", "architectures": ["DetrForObjectDetection"], "enco
         "backbone": None, "backbone_config": RESNET}  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def profile(config: dict[str, Any], *options: str) -> Any:
-    Path("config.json").write_text(json.dumps(config))
-    arguments = ["profile", "--target", "h100", "--json", "out.json", *options, "config.json"]
-    return CliRunner().invoke(cli, arguments, prog_name="genie")
+    return profile_config(config, "--target", "h100", *options)
 
 
 def test_C4_a_misspelt_architecture_is_told_of() -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 pytest.importorskip("transformers")
 
-from mindtorch.cli.main import cli
+from tests.cli.configured import profile_config
+
+pytestmark = pytest.mark.usefixtures("here")
 
 TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 8,
         "num_key_value_heads": 2, "vocab_size": 90, "pad_token_id": 0, "bos_token_id": 1,
@@ -102,20 +103,8 @@ MODELS: dict[str, tuple[dict[str, Any], int, str]] = {
 ASKED = ["--seq", "8", "--batch", "2", "--decode", "2"]
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def genie(config: dict[str, Any], *options: str) -> Any:
-    Path("config.json").write_text(json.dumps(config))
-    arguments = ["profile", "--json", "out.json", *options, "config.json"]
-    return CliRunner().invoke(cli, arguments, prog_name="genie")
-
-
 def report(config: dict[str, Any], *options: str) -> Any:
-    result = genie(config, *options)
+    result = profile_config(config, *options)
     assert result.exit_code == 0, result.output + result.stderr
     return json.loads(Path("out.json").read_text())
 
@@ -171,7 +160,7 @@ def test_C4_without_images_the_report_says_how_to_add_them() -> None:
     found = report(LLAVA, "--target", "h100")
     assert any("without images: --images N" in note for note in found["warnings"]) and not found["workload"]["images"]
     assert found["workload"]["seq"] == 128
-    result = genie(LLAVA, "--target", "h100", "--images", "2", "--batch", "4")
+    result = profile_config(LLAVA, "--target", "h100", "--images", "2", "--batch", "4")
     assert "4 × 160 tokens with 2 images of 16 x 16 each" in " ".join(result.stdout.replace("│", " ").split())
     notes = json.loads(Path("out.json").read_text())["warnings"]
     assert any("128 tokens of text and 2 images of 16 x 16 (16 tokens each)" in note for note in notes)
@@ -201,6 +190,6 @@ def test_C4_images_of_any_size_are_rounded_as_the_processor_rounds() -> None:
     ],
 )  # fmt: skip
 def test_C8_images_that_cannot_be_are_refused_in_one_line(config: Any, options: list[str], says: str) -> None:
-    result = genie(config, "--target", "h100", *options)
+    result = profile_config(config, "--target", "h100", *options)
     assert result.exit_code == 2 and says in result.stderr, result.stderr
     assert result.stderr.count("\n") == 1 and not Path("out.json").exists()

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner
 
-from mindtorch.cli.main import cli
 from mindtorch.profile.cost import op_time, targets
 from mindtorch.profile.cost.work import Work, work
+from tests.cli.configured import profile_config
+
+pytestmark = pytest.mark.usefixtures("here")
 
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "intermediate_size": 512,
@@ -55,16 +56,9 @@ BYTES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def run(config: dict[str, Any], quantized: Any, *options: str, target: str = "h100") -> Any:
-    Path("config.json").write_text(json.dumps(config | {"quantization_config": quantized}))
     asked = ["--target", target] if target else []
-    return CliRunner().invoke(cli, ["profile", *asked, "--json", "out.json", *options, "config.json"])
+    return profile_config(config | {"quantization_config": quantized}, *asked, *options)
 
 
 def report(*args: Any, **kwargs: Any) -> Any:

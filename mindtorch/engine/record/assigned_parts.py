@@ -26,7 +26,7 @@ def set_part(target: torch.Tensor, index: Any, value: Any) -> Any:
         return NotImplemented
     if not all(map(_makes_view, index) if type(index) is tuple else (_makes_view(index),)):
         return NotImplemented
-    if torch.is_grad_enabled() and (target.requires_grad or not (number or not value.requires_grad)):
+    if torch.is_grad_enabled() and (target.requires_grad or (not number and value.requires_grad)):
         return NotImplemented
     part = target[index]
     _dtype, size, stride, *_ = _core.meta_of(_core.get_handle(part))
